@@ -1,0 +1,132 @@
+"""The run directory: the contract between commands.
+
+RUN/config.json, provenance.json     written once, at the start
+RUN/journal.jsonl                    events, appended
+RUN/checkpoints/000010000/           see `iddpm.artifacts.checkpoint`
+RUN/samples/<key>/                   pictures and `samples.json`
+RUN/evaluations/<key>.json           likelihood and quality
+RUN/forecast.json  RUN/report/index.html
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from iddpm.artifacts.checkpoint import Checkpoint, check_checkpoint, list_checkpoints
+from iddpm.artifacts.journal import Journal, read_journal
+from iddpm.runtime.errors import RunError
+from iddpm.runtime.files import check_writable, write_json
+
+__all__ = ["RunDir", "open_run_dir", "start_run_dir"]
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A run directory that exists. Paths are absolute."""
+
+    path: Path
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's config as written at the start."""
+        return _read(self.path / "config.json")
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Where, when and with what the run was started."""
+        return _read(self.path / "provenance.json")
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def journal_path(self) -> Path:
+        """The journal's file."""
+        return self.path / "journal.jsonl"
+
+    def events(self) -> list[dict[str, Any]]:
+        """The journal, oldest first."""
+        return read_journal(self.journal_path)
+
+    def open_journal(self) -> Journal:
+        """The journal, for appending."""
+        return Journal(self.journal_path)
+
+    def samples(self, key: str) -> Path:
+        """The folder of one set of samples."""
+        return self.path / "samples" / key
+
+    def evaluation(self, key: str) -> Path:
+        """The file of one evaluation."""
+        return self.path / "evaluations" / f"{key}.json"
+
+    def newest_checkpoint(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is whole, and what was wrong with newer ones."""
+        complaints: list[str] = []
+        for checkpoint in reversed(list_checkpoints(self.checkpoints)):
+            try:
+                check_checkpoint(checkpoint)
+            except RunError as error:
+                complaints.append(error.what)
+            else:
+                return checkpoint, complaints
+        return None, complaints
+
+    def checkpoint_at(self, step: int | None) -> tuple[Checkpoint, list[str]]:
+        """The checkpoint of a step, or the newest whole one, and what was wrong with newer ones.
+
+        Raises:
+            RunError: There is none, or it is damaged.
+        """
+        if step is None:
+            newest, complaints = self.newest_checkpoint()
+            if newest is None:
+                what = complaints[0] if complaints else f"{self.path} holds no checkpoint yet"
+                raise RunError(what, "train first, or for longer: iddpm train RECIPE --out RUN")
+            return newest, complaints
+        for checkpoint in list_checkpoints(self.checkpoints):
+            if checkpoint.step == step:
+                check_checkpoint(checkpoint)
+                return checkpoint, []
+        steps = ", ".join(str(checkpoint.step) for checkpoint in list_checkpoints(self.checkpoints)) or "none"
+        raise RunError(f"{self.path} holds no checkpoint of step {step}", f"it holds steps: {steps}")
+
+
+def open_run_dir(path: Path) -> RunDir:
+    """A run directory that a run was started in.
+
+    Raises:
+        RunError: The path is missing or holds no run.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise RunError(f"{path} does not exist", "give the folder that `iddpm train --out` named")
+    if not (path / "config.json").is_file():
+        raise RunError(
+            f"{path} is not a run directory: it holds no config.json",
+            "give the folder that `iddpm train --out` named",
+        )
+    return RunDir(path.resolve())
+
+
+def start_run_dir(path: Path, config: dict[str, Any], provenance: dict[str, Any]) -> RunDir:
+    """Make a run directory and write what is written once.
+
+    Raises:
+        OutputError: The place cannot be written.
+    """
+    path = Path(path).resolve()
+    check_writable(path)
+    write_json(path / "provenance.json", provenance)
+    write_json(path / "config.json", config)
+    return RunDir(path)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} cannot be read: {error}", "restore it from a copy, or start a new run") from error

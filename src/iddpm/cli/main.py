@@ -1,0 +1,75 @@
+"""The `iddpm` command: finds the command's own file and runs it. Imports nothing heavy, so that help is quick."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: dict[str, str] = {
+    "recipes": "list the runs that have a name",
+    "show": "what a recipe or a run is: settings, parameters, MACs and FLOPs",
+    "prepare": "turn pictures into a store that training reads",
+    "train": "train a recipe, or resume it: the same command again",
+    "sample": "draw pictures from a run, with any number of steps",
+    "likelihood": "bits per dim of held-out pictures under a run",
+    "report": "write a run's report as a page",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns:
+        The exit status: 0 done, 2 bad input, 1 anything else.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if arguments[0] == "--version":
+        from iddpm import __version__
+
+        print(f"iddpm {__version__}")
+        return 0
+    return _run(arguments[0], arguments[1:])
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    from iddpm.runtime.errors import IddpmError
+
+    if name not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        print(f"iddpm: there is no command {name!r}\n{hint}allowed: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    try:
+        importlib.import_module(f"iddpm.cli.{name}").run(arguments)
+    except IddpmError as error:
+        print(f"iddpm {name}: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print(f"\niddpm {name}: interrupted", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
+        return 1
+    return 0
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
+    return (
+        "iddpm: Improved DDPM (Nichol and Dhariwal 2021): train, sample, measure; know what it costs.\n\n"
+        f"usage: iddpm COMMAND ...\n\ncommands:\n{rows}\n\n"
+        "`iddpm COMMAND --help` explains a command and its units. Every command takes --json: one JSON object on stdout,\n"
+        "everything else on stderr. Start with: iddpm train demo --out runs/first"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

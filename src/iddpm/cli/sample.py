@@ -1,0 +1,79 @@
+"""`iddpm sample`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from iddpm.cli.console import parse, print_json, telling
+
+__all__ = ["run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Draw pictures from a run. Settings come from the run directory; picture i depends on (seed, i) alone."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run directory."""
+    up: Annotated[Path | None, tyro.conf.Positional] = None
+    """Run directory of an upsampler that enlarges the pictures."""
+    num: int = 16
+    """Number of pictures."""
+    steps: str = "100"
+    """Sampling steps: 100 (evenly spaced, the last trained index first), 10,15,20 (by section, nearest the data first),
+    ddim50 (integer stride from 0), at:0,250,999 (exactly these). Never more than the run's T."""
+    sampler: Literal["ancestral", "ddim"] = "ancestral"
+    """ancestral uses the learned variance; ddim is better below about 50 steps."""
+    eta: float | None = None
+    """Noise of ddim, from 0 (none, the default) to 1."""
+    seed: int = 0
+    """Seed; the same seed starts every sampler from the same noise."""
+    label: str | None = None
+    """One class for all, by name or number; otherwise the classes take turns."""
+    guidance: float = 1.0
+    """Weight of classifier-free guidance: 1 is none, larger follows the label more. Needs a run with label-drop."""
+    weights: str = "ema"
+    """ema (the run's first rate), ema-RATE, or model (not averaged)."""
+    at_step: int | None = None
+    """Training step of the checkpoint; None: the newest."""
+    batch_size: int | None = None
+    """Pictures at once; None: chosen by device and size."""
+    precision: Literal["float32", "bf16"] | None = None
+    """None: as the run was trained."""
+    device: str | None = None
+    """cpu, cuda, cuda:N or mps; None: a CUDA device where there is one."""
+    json: bool = False
+    """Print one JSON object: path, grid, num, sampler, steps, timesteps, seconds, seconds_per_image."""
+
+
+def run(argv: list[str]) -> None:
+    """Parse and run."""
+    arguments = parse(Arguments, argv, prog="sample")
+    from iddpm.cli.steps import sampler_of, steps_of
+    from iddpm.commands.draw import SampleRequest
+    from iddpm.commands.sample import sample
+
+    request = SampleRequest(
+        num=arguments.num,
+        steps=steps_of(arguments.steps),
+        sampler=sampler_of(arguments.sampler, arguments.eta),
+        seed=arguments.seed,
+        label=arguments.label,
+        guidance=arguments.guidance,
+        weights=arguments.weights,
+        step=arguments.at_step,
+        batch_size=arguments.batch_size,
+        precision=arguments.precision,
+        device=arguments.device,
+    )
+    with telling() as listener:
+        facts = sample(arguments.run, request, arguments.up, listener)
+    if arguments.json:
+        print_json(facts)
+        return
+    print(
+        f"{facts['num']} pictures, {facts['sampler']}, {facts['steps']} steps, {facts['seconds_per_image']:.3g} s an image"
+    )
+    print(f"  {facts['path']}/samples.npz (arr_0 uint8 NHWC, arr_1 labels)\n  {facts['grid']}")

@@ -1,0 +1,110 @@
+"""`iddpm train`: the recipe first, then any of its settings."""
+
+import argparse
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from iddpm.cli.console import parse, print_json, telling
+from iddpm.diffusion.objective import Hybrid, Simple, Vlb
+from iddpm.diffusion.schedule import Cosine, Linear
+from iddpm.diffusion.timesteps import SecondMoment, Uniform
+from iddpm.experiment.config import RunConfig
+from iddpm.experiment.recipes import recipe
+from iddpm.runtime.errors import ConfigError
+from iddpm.training.settings import Adam, AdamW, ConstantRate, CosineRate
+
+__all__ = ["config_of", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Train a recipe into a run directory. The same command again resumes it: bit for bit where it was stopped.
+
+    A variant is switched whole (--optimizer adamw), then its settings can be given (--optimizer.weight-decay 0.1).
+    On resume the number of steps, the micro-batch, the precision and how often it reports may change; nothing else.
+    """
+
+    out: Path
+    """Run directory: config, journal, checkpoints; samples and reports come to lie there too."""
+    config: Annotated[RunConfig, tyro.conf.arg(name="")]
+    data: str | None = None
+    """A store, a folder of pictures, an .npz file or a built-in set; None: the recipe's own. Prepared into the cache
+    ($IDDPM_CACHE, else ~/.cache/iddpm) unless it is a store."""
+    train_steps: int | None = None
+    """Optimizer steps in all; the same as --train.steps."""
+    schedule: Literal["linear", "cosine"] | None = None
+    """Switch the noise schedule, keeping its T."""
+    objective: Literal["simple", "hybrid", "vlb"] | None = None
+    """Switch the objective."""
+    timestep_sampling: Literal["uniform", "second-moment"] | None = None
+    """Switch how t is drawn."""
+    optimizer: Literal["adam", "adamw"] | None = None
+    """Switch the optimizer."""
+    lr_schedule: Literal["constant", "cosine"] | None = None
+    """Switch the course of the learning rate."""
+    device: str | None = None
+    """cpu, cuda, cuda:N or mps; None: a CUDA device where there is one."""
+    json: bool = False
+    """Print one JSON object at the end: path, step, steps_done, seconds, stopped_by, resumed_from, store."""
+
+
+def run(argv: list[str]) -> None:
+    """Parse and run."""
+    arguments = _parse(argv)
+    from iddpm.commands.train import train
+
+    with telling() as listener:
+        result = train(arguments.config, arguments.out, device=arguments.device, listener=listener)
+    if arguments.json:
+        print_json(asdict(result))
+    else:
+        print(result.path)
+
+
+def _parse(argv: list[str]) -> Arguments:
+    helping = any(word in ("-h", "--help") for word in argv)
+    if not argv or (argv[0].startswith("-") and not helping):
+        raise ConfigError("the recipe comes first: iddpm train RECIPE --out RUN", "`iddpm recipes` lists them")
+    name, rest = ("demo", argv) if argv[0].startswith("-") else (argv[0], argv[1:])
+    default = Arguments(out=tyro.MISSING, config=_switched(recipe(name).config(), rest))
+    arguments = parse(Arguments, rest, prog=f"train {'RECIPE' if argv[0].startswith('-') else name}", default=default)
+    return replace(arguments, config=config_of(arguments))
+
+
+def config_of(arguments: Arguments) -> RunConfig:
+    """The config with the flags that are not its own leaves."""
+    config = arguments.config
+    if arguments.data is not None:
+        config = replace(config, data=replace(config.data, source=arguments.data))
+    if arguments.train_steps is not None:
+        config = replace(config, train=replace(config.train, steps=arguments.train_steps))
+    return config
+
+
+def _switched(config: RunConfig, argv: list[str]) -> RunConfig:
+    """The recipe with the variants that the flags switch; they are parsed again, and their leaves, by `parse`."""
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag in ("schedule", "objective", "timestep-sampling", "optimizer", "lr-schedule"):
+        flags.add_argument(f"--{flag}")
+    try:
+        asked, _ = flags.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error), "`iddpm train RECIPE --help` lists the flags") from None
+    length = config.diffusion.schedule.timesteps
+    schedule: dict[str | None, Any] = {"linear": Linear(timesteps=length), "cosine": Cosine(timesteps=length)}
+    objective: dict[str | None, Any] = {"simple": Simple(), "hybrid": Hybrid(), "vlb": Vlb()}
+    sampling: dict[str | None, Any] = {"uniform": Uniform(), "second-moment": SecondMoment()}
+    optimizer: dict[str | None, Any] = {"adam": Adam(), "adamw": AdamW()}
+    rate: dict[str | None, Any] = {"constant": ConstantRate(), "cosine": CosineRate()}
+    train = replace(config.train, lr_schedule=rate.get(asked.lr_schedule, config.train.lr_schedule))
+    return replace(
+        config,
+        diffusion=replace(config.diffusion, schedule=schedule.get(asked.schedule, config.diffusion.schedule)),
+        objective=objective.get(asked.objective, config.objective),
+        timestep_sampling=sampling.get(asked.timestep_sampling, config.timestep_sampling),
+        optimizer=optimizer.get(asked.optimizer, config.optimizer),
+        train=train,
+    )

@@ -1,0 +1,176 @@
+"""Samples from an open run: what is asked, the pictures in memory, and their folder on the disk."""
+
+import hashlib
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, UInt8
+from PIL import Image
+from torch import Tensor
+
+from iddpm.diffusion.denoiser import Denoiser, Guided
+from iddpm.diffusion.samplers import Ddim, Sampler
+from iddpm.diffusion.spacing import ListedSteps, StepsSpec, kept
+from iddpm.experiment.conditioning import null_label, sample_labels
+from iddpm.experiment.open_run import OpenRun
+from iddpm.report.pictures import contact_sheet, grid
+from iddpm.runtime.errors import ConfigError
+from iddpm.runtime.files import new_folder, to_json
+from iddpm.runtime.precision import Precision
+from iddpm.runtime.telling import SILENT, Listener
+from iddpm.sampling.generate import Order, default_batch_size, generate
+
+__all__ = ["SampleRequest", "Samples", "draw_samples", "sample_key", "save_samples"]
+
+_SHEET_SIDE = 96
+_SHEET_MOST = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRequest:
+    """What to draw. Picture i depends on (seed, i) and on the run alone."""
+
+    num: int
+    steps: StepsSpec
+    sampler: Sampler
+    seed: int = 0
+    label: str | None = None
+    guidance: float = 1.0
+    weights: str = "ema"
+    step: int | None = None
+    batch_size: int | None = None
+    precision: Precision | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.num < 1:
+            raise ConfigError(f"--num {self.num}: allowed are 1 or more pictures", "ask for at least one")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"--seed {self.seed}: allowed are 0 to 2^63 - 1", "take another seed")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ConfigError(f"--batch-size {self.batch_size}: allowed is 1 or more", "leave it out")
+        if not math.isfinite(self.guidance):
+            raise ConfigError(f"--guidance {self.guidance}: allowed is a finite number", "1 is none; try 1.5 to 4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Pictures and what made them."""
+
+    images: UInt8[np.ndarray, "n h w c"]
+    labels: Int[np.ndarray, "n"] | None
+    facts: Mapping[str, Any]
+
+
+def draw_samples(
+    opened: OpenRun,
+    request: SampleRequest,
+    *,
+    low_res: Tensor | None = None,
+    listener: Listener = SILENT,
+) -> Samples:
+    """Draw samples from an open run, in memory."""
+    data = opened.config.data
+    keep = kept(request.steps, opened.denoiser.schedule.timesteps)
+    labels = sample_labels(data, request.num, request.label)
+    order = Order(
+        num=request.num,
+        shape=(data.channels, data.size, data.size),
+        seed=request.seed,
+        batch_size=request.batch_size or default_batch_size(opened.device, data.size),
+        labels=labels,
+        low_res=low_res,
+    )
+    denoiser = _guided(opened.denoiser.respace(keep), opened, request)
+    began = time.perf_counter()
+    images = generate(denoiser, request.sampler, order, opened.device, listener)
+    facts = _facts(opened, request, keep, order.batch_size, time.perf_counter() - began)
+    return Samples(images=images, labels=None if labels is None else labels.numpy(), facts=facts)
+
+
+def _guided(denoiser: Denoiser, opened: OpenRun, request: SampleRequest) -> Denoiser:
+    if request.guidance == 1.0:
+        return denoiser
+    null = null_label(opened.config.data)
+    if opened.config.diffusion.label_drop == 0:
+        raise ConfigError(
+            "--guidance needs a run trained with some labels hidden; this one has diffusion.label_drop 0",
+            "leave --guidance out, or train with --diffusion.label-drop 0.1",
+        )
+    return Guided(denoiser, request.guidance, null)
+
+
+def _facts(
+    opened: OpenRun, request: SampleRequest, keep: tuple[int, ...], batch_size: int, seconds: float
+) -> dict[str, Any]:
+    return {
+        "kind": "samples",
+        "num": request.num,
+        "sampler": type(request.sampler).__name__.lower(),
+        "eta": request.sampler.eta if isinstance(request.sampler, Ddim) else None,
+        "steps": len(keep),
+        "spacing": str(request.steps),
+        "timesteps": list(keep),
+        "seed": request.seed,
+        "guidance": request.guidance,
+        "label": request.label,
+        "class_names": list(opened.config.data.class_names),
+        "weights": opened.weights,
+        "train_step": opened.step,
+        "batch_size": batch_size,
+        "settings": opened.settings,
+        "seconds": round(seconds, 4),
+        "seconds_per_image": round(seconds / request.num, 6),
+    }
+
+
+def save_samples(folder: Path, samples: Samples) -> dict[str, Any]:
+    """Write samples.npz (`arr_0` uint8 NHWC, `arr_1` labels), grid.png and samples.json."""
+    arrays: dict[str, Any] = {"arr_0": samples.images}
+    if samples.labels is not None:
+        arrays["arr_1"] = samples.labels
+    with new_folder(folder) as aside:
+        np.savez(aside / "samples.npz", **arrays)
+        _picture(samples).save(aside / "grid.png")
+        (aside / "samples.json").write_text(to_json(dict(samples.facts)), encoding="utf-8")
+    return {**samples.facts, "path": str(folder), "grid": str(folder / "grid.png")}
+
+
+def sample_key(opened: OpenRun, request: SampleRequest) -> str:
+    """The name that says everything: sampler, steps, seed, number, weights and what was asked beyond the defaults."""
+    sampler = request.sampler
+    name = type(sampler).__name__.lower()
+    if isinstance(sampler, Ddim) and sampler.eta:
+        name += f"-eta{sampler.eta:g}"
+    parts = [name, _spacing_key(request.steps), f"seed{request.seed}", f"n{request.num}", opened.stamp]
+    if request.label is not None:
+        # By number: a name can hold what a file name cannot.
+        labels = sample_labels(opened.config.data, 1, request.label)
+        parts.append(f"label{0 if labels is None else int(labels)}")
+    if request.guidance != 1.0:
+        parts.append(f"guidance{request.guidance:g}")
+    if request.precision is not None:
+        parts.append(request.precision)
+    return "-".join(parts)
+
+
+def _spacing_key(steps: StepsSpec) -> str:
+    text = str(steps).replace(",", "_").replace(":", "_")
+    if isinstance(steps, ListedSteps) and len(text) > 40:
+        return f"at{len(steps.indices)}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return text
+
+
+def _picture(samples: Samples) -> Image.Image:
+    """A grid, by class where several are there; of very many pictures the first."""
+    shown = samples.images[:_SHEET_MOST]
+    scale = max(1, _SHEET_SIDE // shown.shape[1])
+    if samples.labels is not None and len(np.unique(samples.labels)) > 1:
+        names, labels = samples.facts["class_names"], samples.labels[:_SHEET_MOST]
+        return contact_sheet(shown, labels, names, per_class=10, scale=scale)
+    return grid(shown, columns=min(10, len(shown)), scale=scale)

@@ -1,0 +1,140 @@
+"""`iddpm likelihood`: bits per dim of pictures under a run, into RUN/evaluations/<key>.json."""
+
+import json
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from iddpm.commands.store import store_for
+from iddpm.data.loader import fixed_order, in_order
+from iddpm.data.store import Store
+from iddpm.diffusion.spacing import EvenSteps, StepsSpec, kept
+from iddpm.evaluation.likelihood import Likelihood
+from iddpm.evaluation.likelihood import likelihood as evaluate
+from iddpm.experiment.conditioning import conditioning
+from iddpm.experiment.open_run import OpenRun, open_run
+from iddpm.runtime.errors import ConfigError, DataError
+from iddpm.runtime.files import check_writable, write_json
+from iddpm.runtime.telling import SILENT, Listener
+from iddpm.runtime.world import open_world
+
+__all__ = ["LikelihoodRequest", "likelihood"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikelihoodRequest:
+    """Which bound, of what. `steps` None is the whole chain; `data` None is the store that the run was trained on."""
+
+    data: str | None = None
+    split: Literal["held_out", "train", "all"] = "held_out"
+    num: int | None = None
+    steps: StepsSpec | None = None
+    seed: int = 0
+    weights: str = "ema"
+    step: int | None = None
+    batch_size: int = 32
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.num is not None and self.num < 1) or self.batch_size < 1:
+            raise ConfigError(
+                f"--num {self.num}, --batch-size {self.batch_size}: allowed are 1 or more",
+                "ask for at least one",
+            )
+
+
+def likelihood(path: Path, request: LikelihoodRequest, listener: Listener = SILENT) -> dict[str, Any]:
+    """Evaluate the bound and save it; what is there already is not computed again.
+
+    Raises:
+        InputError: The run, the data or the steps cannot be used.
+    """
+    device = open_world(request.device).device
+    opened = open_run(path, device=device, weights=request.weights, step=request.step, listener=listener)
+    store = _store(opened, request, listener)
+    keep = kept(request.steps or EvenSteps(opened.denoiser.schedule.timesteps), opened.denoiser.schedule.timesteps)
+    index = fixed_order(store, request.split, request.num)
+    file = opened.run.evaluation(_key(opened, request, store, len(index), len(keep)))
+    if file.is_file():
+        listener.say(f"{file} is there already; nothing to do")
+        return {**json.loads(file.read_text(encoding="utf-8")), "path": str(file), "already_there": True}
+    check_writable(file.parent)
+    listener.say(f"{opened.run.path.name}: {opened.settings}")
+    listener.say(
+        f"bits per dim of {len(index)} {request.split.replace('_', '-')} pictures of {len(store.indices(request.split))}, "
+        f"{len(keep)} of {opened.denoiser.schedule.timesteps} steps ({len(index) * len(keep)} network evaluations)"
+    )
+    began = time.perf_counter()
+    result = evaluate(
+        opened.denoiser.respace(keep),
+        in_order(store, request.split, request.batch_size, request.num),
+        len(index),
+        partial(conditioning, opened.config.data),
+        request.seed,
+        device,
+        listener,
+    )
+    facts = _facts(opened, request, store, keep, result, time.perf_counter() - began)
+    write_json(file, facts)
+    return {**facts, "path": str(file)}
+
+
+def _store(opened: OpenRun, request: LikelihoodRequest, listener: Listener) -> Store:
+    data = opened.config.data
+    source = request.data or opened.run.provenance["store"]
+    if request.data is None and not Path(source).is_dir():
+        raise DataError(
+            f"the run's store {source} is gone",
+            f"prepare it again, or give it with --data (it was made from {data.source})",
+        )
+    store, _ = store_for(source, data.size, data.channels, listener)
+    if data.classes is not None and (store.labels is None or tuple(store.classes) != data.class_names):
+        raise DataError(
+            f"{source} has classes {list(store.classes)[:6]}, the run was trained with {list(data.class_names)[:6]}",
+            "give data with the run's own classes",
+        )
+    return store
+
+
+def _key(opened: OpenRun, request: LikelihoodRequest, store: Store, num: int, steps: int) -> str:
+    spacing = f"-{str(request.steps).replace(',', '_').replace(':', '_')}" if request.steps else ""
+    trained_on = store.content_hash == opened.config.data.content_hash
+    other = "" if trained_on else f"-data{store.content_hash[:8]}"
+    return f"likelihood-{request.split}-n{num}-steps{steps}{spacing}-seed{request.seed}-{opened.stamp}{other}"
+
+
+def _facts(
+    opened: OpenRun,
+    request: LikelihoodRequest,
+    store: Store,
+    keep: tuple[int, ...],
+    result: Likelihood,
+    seconds: float,
+) -> dict[str, Any]:
+    error = result.standard_error_bits_per_dim
+    return {
+        "kind": "likelihood",
+        "bits_per_dim": result.bits_per_dim,
+        "standard_error_bits_per_dim": error,
+        "prior_bits_per_dim": result.prior_bits_per_dim,
+        "decoder_bits_per_dim": float(result.terms_bits_per_dim[-1]),
+        "terms_bits_per_dim": result.terms_bits_per_dim.tolist(),
+        "mse_by_step": result.mse.tolist(),
+        "timesteps": list(reversed(keep)),
+        "num_images": len(result.total_bits_per_dim),
+        "num_steps": len(keep),
+        "chain_steps": opened.denoiser.schedule.timesteps,
+        "split": request.split.replace("_", "-"),
+        "data": str(store.path),
+        "content_hash": store.content_hash,
+        "clip_x0": True,
+        "decoder": "discretized Gaussian over 256 levels",
+        "noise_draws": 1,
+        "seed": request.seed,
+        "weights": opened.weights,
+        "train_step": opened.step,
+        "settings": opened.settings,
+        "seconds": round(seconds, 3),
+    }

@@ -1,0 +1,94 @@
+"""A run directory as a denoiser that is ready to be asked: settings come from it, never from flags."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from iddpm.artifacts.checkpoint import load_tensors
+from iddpm.artifacts.run_dir import RunDir, open_run_dir
+from iddpm.diffusion.denoiser import NetDenoiser
+from iddpm.experiment.build import build_denoiser, build_net
+from iddpm.experiment.config import RunConfig
+from iddpm.experiment.identity import config_from_json
+from iddpm.networks.unet import UNet
+from iddpm.runtime.errors import RunError
+from iddpm.runtime.precision import Precision
+from iddpm.runtime.telling import SILENT, Listener
+from iddpm.training.ema import ema_name
+
+__all__ = ["OpenRun", "load_weights", "open_run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRun:
+    """A trained network at a checkpoint. `weights` is "ema-RATE" or "model" (the raw ones)."""
+
+    run: RunDir
+    config: RunConfig
+    denoiser: NetDenoiser
+    step: int
+    weights: str
+    device: torch.device
+
+    @property
+    def stamp(self) -> str:
+        """What a result's key says of the weights it was made with."""
+        return f"step{self.step}-{self.weights.replace('ema-', 'ema')}"
+
+    @property
+    def settings(self) -> str:
+        """The settings that decide what the samples mean, for people."""
+        schedule, diffusion = self.config.diffusion.schedule, self.config.diffusion
+        kind = type(schedule).__name__.lower()
+        return f"{kind} schedule, T={schedule.timesteps}, {diffusion.variance} variance, {self.weights} weights of step {self.step}"
+
+
+def open_run(
+    path: Path,
+    *,
+    device: torch.device,
+    weights: str = "ema",
+    step: int | None = None,
+    precision: Precision | None = None,
+    listener: Listener = SILENT,
+) -> OpenRun:
+    """Open a run for sampling and evaluation.
+
+    Args:
+        path: The run directory.
+        device: Where to compute.
+        weights: "ema" (the run's first rate), "ema-RATE" or "model".
+        step: The checkpoint's step; None: the newest that is whole.
+        precision: None: the run's own.
+        listener: Told when a damaged checkpoint was passed over.
+
+    Raises:
+        RunError: The path holds no run, or no whole checkpoint, or no such weights.
+    """
+    run = open_run_dir(path)
+    config = config_from_json(run.config)
+    checkpoint, complaints = run.checkpoint_at(step)
+    for complaint in complaints:
+        listener.say(f"warning: {complaint}; using the checkpoint of step {checkpoint.step}")
+    group = ema_name(config.train.ema[0]) if weights == "ema" else weights
+    net = build_net(config, device)
+    load_weights(net, load_tensors(checkpoint, group), f"{checkpoint.path}/{group}")
+    denoiser = build_denoiser(config, net.eval().requires_grad_(False), precision or config.train.precision, device)
+    return OpenRun(run=run, config=config, denoiser=denoiser, step=checkpoint.step, weights=group, device=device)
+
+
+def load_weights(net: UNet, tensors: dict[str, Tensor], name: str) -> None:
+    """Load weights strictly; half-precision files become float32.
+
+    Raises:
+        RunError: A name is missing or unknown, or a shape differs; the message names the first.
+    """
+    try:
+        net.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise RunError(
+            f"{name} does not fit the network of config.json: {reason}", "restore the file that belongs to it"
+        ) from error

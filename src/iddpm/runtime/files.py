@@ -1,0 +1,135 @@
+"""Files that are either whole or not there: written aside, flushed to the disk, then renamed."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from iddpm.runtime.errors import OutputError
+
+__all__ = ["check_writable", "new_folder", "sha256_of", "to_json", "write_bytes", "write_json", "write_text"]
+
+
+def to_json(value: object) -> str:
+    """JSON as the project writes it: indented, in the order given, NaN refused."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file atomically.
+
+    Raises:
+        OutputError: The folder is missing, read-only or full.
+    """
+    path = Path(path)
+    with _reported(path):
+        handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(aside, 0o666 & ~_umask())
+            os.replace(aside, path)
+        except BaseException:
+            Path(aside).unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+def write_text(path: Path, content: str) -> None:
+    """Replace a UTF-8 text file atomically."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace a JSON file atomically."""
+    write_text(path, to_json(value))
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Build a folder aside and give it its name when the block ends; nothing is left when the block fails.
+
+    A folder that stands there already is replaced as a whole.
+
+    Raises:
+        OutputError: The place cannot be written.
+    """
+    path = Path(path)
+    with _reported(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    try:
+        os.chmod(aside, 0o777 & ~_umask())
+        yield aside
+        with _reported(path):
+            for file in sorted(aside.rglob("*")):
+                if file.is_file():
+                    _sync_file(file)
+            _sync_folder(aside)
+            _replace_folder(aside, path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def check_writable(folder: Path) -> None:
+    """Make a folder and try to write in it, so that a bad place is found before any work.
+
+    Raises:
+        OutputError: The folder cannot be made or written.
+    """
+    with _reported(Path(folder)):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file's content."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(f"cannot write {path}: {reason}", "choose another place, or free it") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _replace_folder(aside: Path, path: Path) -> None:
+    if path.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
+        os.replace(path, old / "content")
+        os.replace(aside, path)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.replace(aside, path)
+    _sync_folder(path.parent)
+
+
+def _sync_file(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync_folder(path: Path) -> None:
+    if os.name == "posix":
+        _sync_file(path)

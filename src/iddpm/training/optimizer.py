@@ -1,0 +1,47 @@
+"""The optimizer as a value of the config, and its state as plain tensors under the parameters' names."""
+
+import torch
+from torch import Tensor, nn
+
+from iddpm.runtime.errors import RunError
+from iddpm.training.settings import Adam, AdamW, Optimizer
+
+__all__ = ["build_optimizer", "load_optimizer_tensors", "optimizer_tensors"]
+
+
+def build_optimizer(spec: Optimizer, module: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """The optimizer over all trainable parameters; fused where the device has the kernel."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+    match spec:
+        case Adam(beta1=beta1, beta2=beta2, eps=eps):
+            return torch.optim.Adam(parameters, lr=lr, betas=(beta1, beta2), eps=eps, fused=fused)
+        case AdamW(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay):
+            return torch.optim.AdamW(parameters, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=fused)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, Tensor]:
+    """The optimizer's state, as "<parameter name>/<entry>"."""
+    return {
+        f"{name}/{entry}": value
+        for name, parameter in module.named_parameters()
+        for entry, value in optimizer.state[parameter].items()
+    }
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` gave.
+
+    Raises:
+        RunError: The state is of another module.
+    """
+    for name, parameter in module.named_parameters():
+        entries = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == name}
+        moments = [value for entry, value in entries.items() if entry != "step"]
+        if not moments or any(value.shape != parameter.shape for value in moments):
+            raise RunError(
+                f"the checkpoint's optimizer state does not fit the parameter {name}",
+                "start a new run directory",
+            )
+        # torch keeps the step count on the CPU for some kernels and on the device for the fused ones.
+        optimizer.state[parameter] = {entry: value.to(parameter.device) for entry, value in entries.items()}

@@ -1,0 +1,157 @@
+"""The training loop. It knows a task, batches and hooks; it knows no sampler, network or objective."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from iddpm.artifacts.journal import Journal
+from iddpm.artifacts.run_dir import RunDir
+from iddpm.data.loader import Batch, Batches, Prefetch
+from iddpm.runtime.errors import TrainingError
+from iddpm.runtime.telling import Listener
+from iddpm.runtime.world import World
+from iddpm.training.meter import Meter, PhaseClock, peak_memory_bytes
+from iddpm.training.pace import Pace
+from iddpm.training.settings import TrainConfig, learning_rate
+from iddpm.training.state import TrainState, save_state
+from iddpm.training.step import train_step
+from iddpm.training.stop import StopRequest
+
+__all__ = ["Hook", "Outcome", "Session", "train"]
+
+
+class Hook(Protocol):
+    """Called after every step; must change nothing in training."""
+
+    def __call__(self, state: TrainState) -> dict[str, Any] | None:
+        """Look at the state; return an event to journal (its fields, "event" among them), or None."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a session of training ended. `steps_done` and `seconds` are this session's."""
+
+    step: int
+    steps_done: int
+    seconds: float
+    stopped_by: str | None
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One stretch of training, from a state to a stop, and where it reports."""
+
+    state: TrainState
+    config: TrainConfig
+    run: RunDir
+    run_config: dict[str, Any]
+    journal: Journal
+    world: World
+    listener: Listener
+    hooks: Sequence[Hook] = ()
+    clock: PhaseClock = field(default_factory=PhaseClock)
+
+    def __post_init__(self) -> None:
+        self._meter = Meter(self.state.task.timesteps)
+        self._pace = Pace(self.state.step, self.config.steps)
+        self._first_step, self._saved_at = self.state.step, -1
+        self._began, self._elapsed_before = time.perf_counter(), self.state.elapsed_seconds
+        self._logged_at = (self.state.step, self._began)
+        self._detail = ""
+
+    def step(self, batches: Iterator[tuple[int, Batch]]) -> None:
+        """One step and what follows it: hooks, the journal, a checkpoint where one is due."""
+        state, config = self.state, self.config
+        with self.clock.phase("data"):
+            batch = next(batches)[1].to(self.world.device)
+        self._meter.add(*train_step(state, batch, config, self.world, self.clock))
+        self._pace.mark(state.step)
+        for hook in self.hooks:
+            if (event := hook(state)) is not None:
+                self.journal.write(**event)
+        if state.step % config.log_every == 0 or state.step == config.steps:
+            self.log()
+        if state.step % config.checkpoint_every == 0:
+            self.save()
+        self.listener.progress("training", state.step, config.steps, self._detail)
+
+    def log(self) -> None:
+        """Journal the means since the last entry.
+
+        Raises:
+            TrainingError: The loss or the gradient is no longer finite.
+        """
+        state, now = self.state, time.perf_counter()
+        reading = self._meter.read()
+        if not (math.isfinite(reading["loss"]) and math.isfinite(reading["grad_norm"])):
+            raise TrainingError(
+                f"step {state.step}: loss {reading['loss']}, gradient norm {reading['grad_norm']}: no longer finite",
+                "the last checkpoint is good; resume from it with a lower --train.lr or a --train.grad-clip in a new run",
+            )
+        since, moment = self._logged_at
+        self._logged_at = (state.step, now)
+        state.elapsed_seconds = self._elapsed()
+        images_per_second = (state.step - since) * self.config.batch_size / (now - moment)
+        self._detail = f"loss {reading['loss']:.4f}  {images_per_second:.0f} images/s"
+        self.journal.write(
+            "step",
+            step=state.step,
+            elapsed_seconds=round(state.elapsed_seconds, 3),
+            **reading,
+            lr=learning_rate(self.config, state.step - 1),
+            images_per_second=round(images_per_second, 3),
+            seconds=self.clock.read(),
+            peak_memory_bytes=peak_memory_bytes(self.world.device),
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint of this step, unless there is one. Weights that are not finite are never written."""
+        if self._saved_at == self.state.step:
+            return
+        if self._meter.steps:
+            self.log()
+        self.state.elapsed_seconds = self._elapsed()
+        with self.clock.phase("checkpoint"):
+            saved = save_state(self.state, self.run, self.config, self.run_config)
+        self._saved_at = self.state.step
+        self.journal.write("checkpoint", step=self.state.step, path=str(saved.path.relative_to(self.run.path)))
+        self.journal.sync()
+
+    def end(self, stopped_by: str | None) -> Outcome:
+        """Save, journal the end, and say how it went."""
+        self.save()
+        seconds = time.perf_counter() - self._began
+        finished = self.state.step >= self.config.steps
+        self.journal.write(
+            "end" if finished else "interrupt",
+            step=self.state.step,
+            seconds=round(seconds, 3),
+            elapsed_seconds=round(self._elapsed(), 3),
+            seconds_by_phase=self.clock.read(),
+            stopped_by=stopped_by,
+        )
+        return Outcome(
+            step=self.state.step,
+            steps_done=self.state.step - self._first_step,
+            seconds=seconds,
+            stopped_by=None if finished else stopped_by,
+        )
+
+    def _elapsed(self) -> float:
+        return self._elapsed_before + time.perf_counter() - self._began
+
+
+def train(session: Session, batches: Batches) -> Outcome:
+    """Train to the last step, or until a signal asks to stop; a checkpoint is left either way.
+
+    Raises:
+        TrainingError: A loss or a gradient is no longer finite; the last good checkpoint stands.
+    """
+    state, config = session.state, session.config
+    with StopRequest() as stop, Prefetch(batches, state.step, config.steps) as stream:
+        while state.step < config.steps and stop.asked is None:
+            session.step(stream)
+        return session.end(stop.asked)
