@@ -1,0 +1,152 @@
+"""What a source of pictures offers, as plain values, before and after its pictures are read."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Int64, UInt8
+
+__all__ = [
+    "LeftOut",
+    "Listing",
+    "Picture",
+    "Provenance",
+    "Reader",
+    "Source",
+    "Tally",
+    "fingerprint",
+    "natural_key",
+]
+
+LISTED = 1000
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file or picture that is not used, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many were left out; the first 1000 by name."""
+
+    count: int = 0
+    listed: tuple[LeftOut, ...] = ()
+
+    @staticmethod
+    def of(left_out: list[LeftOut]) -> "Tally":
+        """Count all, keep the first."""
+        return Tally(len(left_out), tuple(left_out[:LISTED]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where the pictures of a store come from, and what was done to them.
+
+    Attributes:
+        source: The source as it was given.
+        kind: "built-in", "folder" or "npz".
+        fingerprint: Stands for the source's state and settings: while equal, preparing again changes nothing.
+        settings: What the pictures depend on besides the source: options, library versions.
+        rule: How a picture was brought to the size.
+        split_rule: How the held-out pictures were chosen.
+        found: Files or pictures found = used + ignored + damaged.
+        duplicates: Used pictures that are pixel-identical copies of an earlier one.
+        cropped: Used pictures that were not square, so that their ends were cut off.
+        enlarged: Used pictures whose shorter side was below the size.
+        attribution: Licence line to show with the pictures, or None where the pictures are the user's own.
+        notes: One-line remarks that the user should see.
+    """
+
+    source: str
+    kind: str
+    fingerprint: str
+    settings: dict[str, Any]
+    rule: str
+    split_rule: str
+    found: int
+    used: int
+    ignored: Tally
+    damaged: Tally
+    duplicates: int
+    cropped: int
+    enlarged: int
+    attribution: str | None
+    notes: tuple[str, ...]
+    tool: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Listing:
+    """What a source offers before any picture is read; fields as in `Provenance`.
+
+    Attributes:
+        names: The name of each picture, in the order of the store.
+        held_out: What the source itself holds out, or None to choose by content.
+        split_rule: How `held_out` was decided, or None with it.
+    """
+
+    source: str
+    kind: str
+    names: tuple[str, ...]
+    classes: tuple[str, ...] = ()
+    labels: Int64[np.ndarray, "n"] | None = None
+    held_out: Bool[np.ndarray, "n"] | None = None
+    split_rule: str | None = None
+    ignored: Tally = Tally()
+    settings: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str
+    attribution: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture brought to the size, and the sides that it had before."""
+
+    pixels: UInt8[np.ndarray, "c h w"]
+    width: int
+    height: int
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Reads one picture of a source; picklable, safe to call from several threads."""
+
+    def __call__(self, index: int, size: int, channels: int) -> Picture:
+        """The picture at an index of the listing.
+
+        Raises:
+            UnusablePictureError: This one cannot be used.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Source:
+    """A source of pictures: what it offers, and how one of them is read.
+
+    Attributes:
+        in_processes: Whether reading holds the interpreter lock, so that only processes use all cores.
+    """
+
+    listing: Listing
+    read: Reader
+    in_processes: bool = False
+
+
+def fingerprint(*parts: object) -> str:
+    """SHA-256 over JSON-able values."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def natural_key(text: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
+    """Sort key that takes runs of digits as numbers: 2 before 10, the text itself where that ties."""
+    pieces = re.split("([0-9]+)", text)
+    return tuple((0, int(each), "") if each.isdecimal() and each.isascii() else (1, 0, each) for each in pieces), text

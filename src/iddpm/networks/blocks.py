@@ -1,0 +1,193 @@
+"""The parts of the U-Net: group norm with SiLU, residual blocks, attention, resampling.
+
+Parameter names are those of the published checkpoints, hence the sequences whose activations hold no parameters.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+__all__ = [
+    "GROUPS",
+    "Attention",
+    "AttentionOrder",
+    "Downsample",
+    "ResidualBlock",
+    "Resampling",
+    "Upsample",
+    "normalized",
+    "zeroed",
+]
+
+AttentionOrder = Literal["heads_first", "qkv_first"]
+Resampling = Literal["up", "down"]
+
+GROUPS = 32
+
+
+def zeroed(module: nn.Module) -> nn.Module:
+    """The module with all its parameters at zero."""
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter)
+    return module
+
+
+def normalized(
+    x: Float[Tensor, "b c h w"],
+    norm: nn.GroupNorm,
+    scale: Float[Tensor, "b c"] | None = None,
+    shift: Float[Tensor, "b c"] | None = None,
+) -> Float[Tensor, "b c h w"]:
+    """Group norm, times `1 + scale`, plus `shift`, in one pass and in the type of `x`.
+
+    Sums are kept in float32 inside the kernel, so half-precision inputs neither lose nor overflow. The kernel is called
+    below autocast, which would cast the whole map to float32 and back.
+
+    With a scale and shift per example, the batch is folded into the channels: b x 32 groups of one example whose affine
+    parameters are the products. The map is then read once where norm, product and sum would read it three times.
+    """
+    weight, bias = norm.weight.to(x.dtype), norm.bias.to(x.dtype)
+    if scale is None or shift is None:
+        return _group_norm(x, len(x), norm, weight, bias)
+    scale, shift = 1 + scale.to(x.dtype), shift.to(x.dtype)
+    if x.is_contiguous():
+        return _group_norm(x, 1, norm, weight * scale, torch.addcmul(shift, bias, scale))
+    return torch.addcmul(_per_map(shift), _group_norm(x, len(x), norm, weight, bias), _per_map(scale))
+
+
+def _group_norm(x: Tensor, examples: int, norm: nn.GroupNorm, weight: Tensor, bias: Tensor) -> Tensor:
+    """The kernel of F.group_norm on `x` as a batch of so many examples; only on CPU does it know channels_last."""
+    if not (x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last)):
+        x = x.contiguous()
+    channels, groups = weight.numel(), norm.num_groups * len(x) // examples
+    positions = x.shape[2] * x.shape[3]
+    return torch.native_group_norm(x, weight.flatten(), bias.flatten(), examples, channels, positions, groups, norm.eps)[0]
+
+
+def _per_map(values: Float[Tensor, "b c"]) -> Float[Tensor, "b c 1 1"]:
+    return values[:, :, None, None]
+
+
+class ResidualBlock(nn.Module):
+    """norm, SiLU, conv; the embedding; norm, SiLU, dropout, conv; plus the input [ND21 App. A].
+
+    Args:
+        channels: Width of the input.
+        out_channels: Width of the output; where it differs, the skip is a 1x1 convolution.
+        embedding_channels: Width of the embedding.
+        scale_shift_norm: The embedding scales and shifts the second norm; else it is added before it.
+        dropout: Probability, before the last convolution.
+        resampling: Whether branch and skip are resampled by two before the first convolution.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int,
+        *,
+        embedding_channels: int,
+        scale_shift_norm: bool,
+        dropout: float,
+        resampling: Resampling | None = None,
+    ):
+        super().__init__()
+        self.scale_shift_norm = scale_shift_norm
+        self.dropout = dropout
+        self.resampling: Resampling | None = resampling
+        embedded = 2 * out_channels if scale_shift_norm else out_channels
+        self.in_layers = nn.Sequential(
+            nn.GroupNorm(GROUPS, channels), nn.SiLU(), nn.Conv2d(channels, out_channels, 3, padding=1)
+        )
+        self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(embedding_channels, embedded))
+        self.out_layers = nn.Sequential(
+            nn.GroupNorm(GROUPS, out_channels),
+            nn.SiLU(),
+            nn.Dropout(dropout),
+            zeroed(nn.Conv2d(out_channels, out_channels, 3, padding=1)),
+        )
+        same = channels == out_channels
+        self.skip_connection = nn.Identity() if same else nn.Conv2d(channels, out_channels, 1)
+
+    def forward(
+        self, x: Float[Tensor, "b c h w"], embedding: Float[Tensor, "b e"]
+    ) -> Float[Tensor, "b d i j"]:
+        """`embedding` has been through SiLU already: it is the same for every block."""
+        in_norm, _, in_conv = self.in_layers
+        out_norm, _, _, out_conv = self.out_layers
+        _, project = self.emb_layers
+        h = F.silu(normalized(x, in_norm))
+        if self.resampling:
+            h, x = resampled(h, self.resampling), resampled(x, self.resampling)
+        h = in_conv(h)
+        if self.scale_shift_norm:
+            h = normalized(h, out_norm, *project(embedding).chunk(2, dim=1))
+        else:
+            h = normalized(h + project(embedding).to(h.dtype)[:, :, None, None], out_norm)
+        h = F.silu(h)
+        if self.dropout and self.training:
+            h = F.dropout(h, self.dropout)
+        return self.skip_connection(x) + out_conv(h)
+
+
+class Attention(nn.Module):
+    """Self-attention over the positions of a map, with a residual.
+
+    Args:
+        channels: Width of the map.
+        heads: Number of heads.
+        order: How the 3 x width outputs of `qkv` are laid out: within each head q, k, v (`heads_first`), or all of
+            q, then k, then v, each with its heads (`qkv_first`) [DN21].
+    """
+
+    def __init__(self, channels: int, *, heads: int, order: AttentionOrder):
+        super().__init__()
+        self.heads = heads
+        self.order: AttentionOrder = order
+        self.norm = nn.GroupNorm(GROUPS, channels)
+        self.qkv = nn.Conv1d(channels, 3 * channels, 1)
+        self.proj_out = zeroed(nn.Conv1d(channels, channels, 1))
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+        """Positions are rows here and channels columns, so that q, k and v are contiguous where attention is fused."""
+        tokens = normalized(x, self.norm).flatten(2).transpose(1, 2)
+        b, positions, channels = tokens.shape
+        qkv = F.linear(tokens, self.qkv.weight.squeeze(2), self.qkv.bias)
+        if self.order == "heads_first":
+            q, k, v = qkv.view(b, positions, self.heads, 3, -1).permute(3, 0, 2, 1, 4)
+        else:
+            q, k, v = qkv.view(b, positions, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, positions, channels)
+        out = F.linear(attended, self.proj_out.weight.squeeze(2), self.proj_out.bias)
+        return x + out.transpose(1, 2).reshape(x.shape)
+
+
+class Downsample(nn.Module):
+    """Half the side: a 3x3 convolution of stride 2."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.op = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c i j"]:
+        return self.op(x)
+
+
+class Upsample(nn.Module):
+    """Twice the side: nearest neighbours, then a 3x3 convolution."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c i j"]:
+        return self.conv(resampled(x, "up"))
+
+
+def resampled(x: Float[Tensor, "b c h w"], resampling: Resampling) -> Float[Tensor, "b c i j"]:
+    """Twice the side by nearest neighbours, or half of it by 2x2 averages."""
+    if resampling == "up":
+        return F.interpolate(x, scale_factor=2, mode="nearest")
+    return F.avg_pool2d(x, 2)
