@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from iddpm.runtime.errors import RunError
+from iddpm.runtime.errors import OutputError, RunError
 from iddpm.runtime.files import new_folder, sha256_of, to_json
 
 __all__ = [
@@ -69,13 +69,20 @@ def save_checkpoint(
     with new_folder(path) as aside:
         for name, tensors in groups.items():
             whole = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-            save_file(whole, aside / f"{name}.safetensors", metadata=metadata)
+            _save_file(whole, aside / f"{name}.safetensors", metadata)
         (aside / _STATE).write_text(to_json(dict(state)), encoding="utf-8")
         files = {
             file.name: {"bytes": file.stat().st_size, "sha256": sha256_of(file)} for file in sorted(aside.iterdir())
         }
         (aside / _MANIFEST).write_text(to_json({"schema": SCHEMA, "step": step, "files": files}), encoding="utf-8")
     return Checkpoint(path)
+
+
+def _save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, file, metadata=metadata)
+    except SafetensorError as error:
+        raise OutputError(f"cannot write {file.parent}: {error}", "free some space, then repeat the command") from error
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:

@@ -71,7 +71,7 @@ def read_journal(path: Path) -> list[Event]:
     Raises:
         RunError: A line before the last is damaged.
     """
-    lines = Path(path).read_text(encoding="utf-8").split("\n") if Path(path).exists() else []
+    lines = _text(Path(path)).split("\n") if Path(path).exists() else []
     events: list[Event] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -85,6 +85,10 @@ def read_journal(path: Path) -> list[Event]:
         if isinstance(event, Mapping):
             events.append(dict(event))
     return events
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")  # a cut can fall inside a character
 
 
 def _is_cut(line: str) -> bool:

@@ -84,8 +84,9 @@ class RunDir:
         if step is None:
             newest, complaints = self.newest_checkpoint()
             if newest is None:
-                what = complaints[0] if complaints else f"{self.path} holds no checkpoint yet"
-                raise RunError(what, "train first, or for longer: iddpm train RECIPE --out RUN")
+                if complaints:
+                    raise RunError(f"no checkpoint of {self.path} is whole: {complaints[0]}", "restore one from a copy")
+                raise RunError(f"{self.path} holds no checkpoint yet", "train first: iddpm train RECIPE --out RUN")
             return newest, complaints
         for checkpoint in list_checkpoints(self.checkpoints):
             if checkpoint.step == step:

@@ -105,15 +105,10 @@ def parse(arguments: type[Arguments], argv: list[str], *, prog: str, default: Ar
         ConfigError: A flag is unknown, missing or of another type.
     """
     complaint = io.StringIO()
+    given: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
-                arguments,
-                args=argv,
-                prog=f"iddpm {prog}",
-                default=default,
-                config=(tyro.conf.AvoidSubcommands,),
-            )
+            return tyro.cli(arguments, args=argv, prog=f"iddpm {prog}", config=_CONFIG, **given)
     except SystemExit as left:
         if left.code in (0, None):
             raise

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from iddpm.cli.console import parse, print_json
 
-__all__ = ["run"]
+__all__ = ["Arguments", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)

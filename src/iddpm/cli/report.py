@@ -8,7 +8,7 @@ import tyro
 
 from iddpm.cli.console import parse, print_json, telling
 
-__all__ = ["run"]
+__all__ = ["Arguments", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)

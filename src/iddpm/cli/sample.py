@@ -8,7 +8,7 @@ import tyro
 
 from iddpm.cli.console import parse, print_json, telling
 
-__all__ = ["run"]
+__all__ = ["Arguments", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +21,8 @@ class Arguments:
     """Run directory of an upsampler that enlarges the pictures."""
     num: int = 16
     """Number of pictures."""
-    steps: str = "100"
-    """Sampling steps: 100 (evenly spaced, the last trained index first), 10,15,20 (by section, nearest the data first),
+    steps: str | None = None
+    """Sampling steps; None: 100, or T where that is less. 100 (evenly spaced, the last trained index first), 10,15,20 (by section, nearest the data first),
     ddim50 (integer stride from 0), at:0,250,999 (exactly these). Never more than the run's T."""
     sampler: Literal["ancestral", "ddim"] = "ancestral"
     """ancestral uses the learned variance; ddim is better below about 50 steps."""
@@ -57,7 +57,7 @@ def run(argv: list[str]) -> None:
 
     request = SampleRequest(
         num=arguments.num,
-        steps=steps_of(arguments.steps),
+        steps=None if arguments.steps is None else steps_of(arguments.steps),
         sampler=sampler_of(arguments.sampler, arguments.eta),
         seed=arguments.seed,
         label=arguments.label,

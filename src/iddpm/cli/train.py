@@ -16,7 +16,7 @@ from iddpm.experiment.recipes import recipe
 from iddpm.runtime.errors import ConfigError
 from iddpm.training.settings import Adam, AdamW, ConstantRate, CosineRate
 
-__all__ = ["config_of", "run"]
+__all__ = ["Arguments", "config_of", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,9 @@ class Arguments:
     On resume the number of steps, the micro-batch, the precision and how often it reports may change; nothing else.
     """
 
-    out: Path
-    """Run directory: config, journal, checkpoints; samples and reports come to lie there too."""
     config: Annotated[RunConfig, tyro.conf.arg(name="")]
+    out: Path | None = None
+    """Run directory, always to be given: config, journal, checkpoints; samples and reports come to lie there too."""
     data: str | None = None
     """A store, a folder of pictures, an .npz file or a built-in set; None: the recipe's own. Prepared into the cache
     ($IDDPM_CACHE, else ~/.cache/iddpm) unless it is a store."""
@@ -54,10 +54,15 @@ class Arguments:
 def run(argv: list[str]) -> None:
     """Parse and run."""
     arguments = _parse(argv)
+    if arguments.out is None:
+        raise ConfigError(
+            "--out is missing: the run directory, a new folder or that of a run to go on with", "say --out runs/NAME"
+        )
+    out = arguments.out
     from iddpm.commands.train import train
 
     with telling() as listener:
-        result = train(arguments.config, arguments.out, device=arguments.device, listener=listener)
+        result = train(arguments.config, out, device=arguments.device, listener=listener)
     if arguments.json:
         print_json(asdict(result))
     else:
@@ -69,7 +74,7 @@ def _parse(argv: list[str]) -> Arguments:
     if not argv or (argv[0].startswith("-") and not helping):
         raise ConfigError("the recipe comes first: iddpm train RECIPE --out RUN", "`iddpm recipes` lists them")
     name, rest = ("demo", argv) if argv[0].startswith("-") else (argv[0], argv[1:])
-    default = Arguments(out=tyro.MISSING, config=_switched(recipe(name).config(), rest))
+    default = Arguments(config=_switched(recipe(name).config(), rest))
     arguments = parse(Arguments, rest, prog=f"train {'RECIPE' if argv[0].startswith('-') else name}", default=default)
     return replace(arguments, config=config_of(arguments))
 
@@ -88,7 +93,7 @@ def _switched(config: RunConfig, argv: list[str]) -> RunConfig:
     """The recipe with the variants that the flags switch; they are parsed again, and their leaves, by `parse`."""
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in ("schedule", "objective", "timestep-sampling", "optimizer", "lr-schedule"):
-        flags.add_argument(f"--{flag}")
+        flags.add_argument(f"--{flag}", f"--{flag.replace('-', '_')}")
     try:
         asked, _ = flags.parse_known_args(argv)
     except argparse.ArgumentError as error:

@@ -15,28 +15,33 @@ from torch import Tensor
 
 from iddpm.diffusion.denoiser import Denoiser, Guided
 from iddpm.diffusion.samplers import Ddim, Sampler
-from iddpm.diffusion.spacing import ListedSteps, StepsSpec, kept
+from iddpm.diffusion.spacing import EvenSteps, ListedSteps, StepsSpec, kept
 from iddpm.experiment.conditioning import null_label, sample_labels
 from iddpm.experiment.open_run import OpenRun
 from iddpm.report.pictures import contact_sheet, grid
 from iddpm.runtime.errors import ConfigError
 from iddpm.runtime.files import new_folder, to_json
 from iddpm.runtime.precision import Precision
+from iddpm.runtime.seeds import Stream, derived_seed
 from iddpm.runtime.telling import SILENT, Listener
 from iddpm.sampling.generate import Order, default_batch_size, generate
 
-__all__ = ["SampleRequest", "Samples", "draw_samples", "sample_key", "save_samples"]
+__all__ = ["SampleRequest", "Samples", "draw_samples", "sample_key", "save_samples", "spacing_key", "steps_of"]
 
+_DEFAULT_STEPS = 100
 _SHEET_SIDE = 96
 _SHEET_MOST = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRequest:
-    """What to draw. Picture i depends on (seed, i) and on the run alone."""
+    """What to draw. Picture i depends on (seed, i) and on the run alone.
+
+    `steps` None is 100 steps, or the whole chain where it is shorter.
+    """
 
     num: int
-    steps: StepsSpec
+    steps: StepsSpec | None = None
     sampler: Sampler
     seed: int = 0
     label: str | None = None
@@ -72,16 +77,17 @@ def draw_samples(
     request: SampleRequest,
     *,
     low_res: Tensor | None = None,
+    stage: int = 0,
     listener: Listener = SILENT,
 ) -> Samples:
-    """Draw samples from an open run, in memory."""
+    """Draw samples from an open run, in memory. Each stage of a cascade has noise of its own."""
     data = opened.config.data
-    keep = kept(request.steps, opened.denoiser.schedule.timesteps)
+    keep = kept(steps_of(opened, request), opened.denoiser.schedule.timesteps)
     labels = sample_labels(data, request.num, request.label)
     order = Order(
         num=request.num,
         shape=(data.channels, data.size, data.size),
-        seed=request.seed,
+        seed=derived_seed(request.seed, Stream.SAMPLE_START, stage) if stage else request.seed,
         batch_size=request.batch_size or default_batch_size(opened.device, data.size),
         labels=labels,
         low_res=low_res,
@@ -114,7 +120,7 @@ def _facts(
         "sampler": type(request.sampler).__name__.lower(),
         "eta": request.sampler.eta if isinstance(request.sampler, Ddim) else None,
         "steps": len(keep),
-        "spacing": str(request.steps),
+        "spacing": str(steps_of(opened, request)),
         "timesteps": list(keep),
         "seed": request.seed,
         "guidance": request.guidance,
@@ -147,7 +153,7 @@ def sample_key(opened: OpenRun, request: SampleRequest) -> str:
     name = type(sampler).__name__.lower()
     if isinstance(sampler, Ddim) and sampler.eta:
         name += f"-eta{sampler.eta:g}"
-    parts = [name, _spacing_key(request.steps), f"seed{request.seed}", f"n{request.num}", opened.stamp]
+    parts = [name, spacing_key(steps_of(opened, request)), f"seed{request.seed}", f"n{request.num}", opened.stamp]
     if request.label is not None:
         # By number: a name can hold what a file name cannot.
         labels = sample_labels(opened.config.data, 1, request.label)
@@ -159,10 +165,17 @@ def sample_key(opened: OpenRun, request: SampleRequest) -> str:
     return "-".join(parts)
 
 
-def _spacing_key(steps: StepsSpec) -> str:
+def steps_of(opened: OpenRun, request: SampleRequest) -> StepsSpec:
+    """The steps of a request on the chain of a run."""
+    return request.steps or EvenSteps(min(_DEFAULT_STEPS, opened.denoiser.schedule.timesteps))
+
+
+def spacing_key(steps: StepsSpec) -> str:
+    """The steps as a part of a file's name, shortened where it would be too long for one."""
     text = str(steps).replace(",", "_").replace(":", "_")
-    if isinstance(steps, ListedSteps) and len(text) > 40:
-        return f"at{len(steps.indices)}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    if len(text) > 40:
+        count = f"at{len(steps.indices)}" if isinstance(steps, ListedSteps) else "sections"
+        return f"{count}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return text
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from iddpm.commands.draw import spacing_key
 from iddpm.commands.store import store_for
 from iddpm.data.loader import fixed_order, in_order
 from iddpm.data.store import Store
@@ -43,6 +44,8 @@ class LikelihoodRequest:
                 f"--num {self.num}, --batch-size {self.batch_size}: allowed are 1 or more",
                 "ask for at least one",
             )
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"--seed {self.seed}: allowed are 0 to 2^63 - 1", "take another seed")
 
 
 def likelihood(path: Path, request: LikelihoodRequest, listener: Listener = SILENT) -> dict[str, Any]:
@@ -99,7 +102,7 @@ def _store(opened: OpenRun, request: LikelihoodRequest, listener: Listener) -> S
 
 
 def _key(opened: OpenRun, request: LikelihoodRequest, store: Store, num: int, steps: int) -> str:
-    spacing = f"-{str(request.steps).replace(',', '_').replace(':', '_')}" if request.steps else ""
+    spacing = f"-{spacing_key(request.steps)}" if request.steps else ""
     trained_on = store.content_hash == opened.config.data.content_hash
     other = "" if trained_on else f"-data{store.content_hash[:8]}"
     return f"likelihood-{request.split}-n{num}-steps{steps}{spacing}-seed{request.seed}-{opened.stamp}{other}"

@@ -93,7 +93,7 @@ def _sample_set(folder: Path, facts: dict[str, Any]) -> SampleSet:
         images=images,
         labels=labels,
         class_names=facts["class_names"],
-        sampler=facts["sampler"],
+        sampler=facts["sampler"] if not facts["eta"] else f"{facts['sampler']}, eta {facts['eta']:g}",
         steps=facts["steps"],
         seed=facts["seed"],
         seconds_per_image=facts["seconds_per_image"],

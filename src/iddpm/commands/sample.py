@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from iddpm.artifacts.run_dir import RunDir
-from iddpm.commands.draw import SampleRequest, Samples, draw_samples, sample_key, save_samples
+from iddpm.commands.draw import SampleRequest, Samples, draw_samples, sample_key, save_samples, steps_of
 from iddpm.diffusion.spacing import kept
 from iddpm.experiment.open_run import OpenRun, open_run
 from iddpm.runtime.errors import ConfigError
@@ -47,7 +47,7 @@ def sample(path: Path, request: SampleRequest, up: Path | None = None, listener:
     def cascade() -> Samples:
         base = draw_samples(opened, request, listener=listener)
         low_res = torch.from_numpy(base.images).permute(0, 3, 1, 2)
-        return draw_samples(upper, request, low_res=low_res, listener=listener)
+        return draw_samples(upper, request, low_res=low_res, stage=1, listener=listener)
 
     return _once(upper.run, whole_key, listener, cascade)
 
@@ -61,10 +61,11 @@ def _open(path: Path, request: SampleRequest, device: torch.device, listener: Li
         precision=request.precision,
         listener=listener,
     )
-    keep = kept(request.steps, opened.denoiser.schedule.timesteps)
+    steps = steps_of(opened, request)
+    keep = kept(steps, opened.denoiser.schedule.timesteps)
     listener.say(f"{opened.run.path.name}: {opened.settings}")
     listener.say(
-        f"steps {request.steps}: visits {len(keep)} of {opened.denoiser.schedule.timesteps} indices, from {keep[-1]} to {keep[0]}"
+        f"steps {steps}: visits {len(keep)} of {opened.denoiser.schedule.timesteps} indices, from {keep[-1]} to {keep[0]}"
     )
     return opened
 

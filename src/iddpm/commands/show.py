@@ -51,7 +51,7 @@ def show(target: str) -> dict[str, Any]:
     if target in RECIPES:
         return {"recipe": target} | _facts(recipe(target).config())
     if not path.exists():
-        near = recipe_hint(target)
+        near = _hint(target)
         raise ConfigError(f"{target!r} is neither a recipe nor a run directory", near)
     run = open_run_dir(path)
     newest, complaints = run.newest_checkpoint()
@@ -63,7 +63,7 @@ def show(target: str) -> dict[str, Any]:
     return progress | _facts(config_from_json(run.config)) | {"provenance": run.provenance}
 
 
-def recipe_hint(name: str) -> str:
+def _hint(name: str) -> str:
     """What to do about a name that is no recipe."""
     try:
         recipe(name)

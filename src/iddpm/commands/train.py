@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from iddpm.artifacts.run_dir import RunDir, open_run_dir, start_run_dir
 from iddpm.commands.preview import preview_hook
 from iddpm.commands.store import store_for
@@ -14,13 +16,13 @@ from iddpm.data.store import Store
 from iddpm.experiment.build import build_net, build_task
 from iddpm.experiment.config import RunConfig
 from iddpm.experiment.identity import check_same_run, config_from_json, config_to_json
-from iddpm.runtime.errors import ConfigError, OutputError
+from iddpm.runtime.errors import ConfigError, OutputError, RunError
 from iddpm.runtime.files import check_writable
 from iddpm.runtime.machine import describe_device, provenance
 from iddpm.runtime.precision import resolve_precision
 from iddpm.runtime.telling import SILENT, Listener
 from iddpm.runtime.world import World, open_world
-from iddpm.training.pace import duration
+from iddpm.training.pace import Pace, duration
 from iddpm.training.state import TrainState, load_checkpoint, new_state
 from iddpm.training.trainer import Hook, Session
 from iddpm.training.trainer import train as run_session
@@ -52,6 +54,7 @@ def train(config: RunConfig, out: Path, *, device: str | None = None, listener: 
         TrainingError: The loss is no longer finite.
     """
     world = open_world(device)
+    build_net(config, torch.device("meta"))  # a network that cannot be is refused before any data is prepared
     out = _free_place(out)
     store, prepare_seconds = store_for(config.data.source, config.data.size, config.data.channels, listener)
     config = config_for_store(config, store)
@@ -137,10 +140,15 @@ def _enter(
 
 def _resume(run: RunDir, state: TrainState, config: RunConfig, listener: Listener) -> int | None:
     checkpoint, complaints = run.newest_checkpoint()
-    for complaint in complaints:
-        listener.say(f"warning: {complaint}")
     if checkpoint is None:
+        if complaints:
+            raise RunError(
+                f"no checkpoint of {run.path} is whole: {complaints[0]}",
+                "restore one from a copy, or remove the run to start anew",
+            )
         return None
+    for complaint in complaints:
+        listener.say(f"warning: {complaint}; using the checkpoint of step {checkpoint.step}")
     load_checkpoint(state, checkpoint, config.train)
     listener.say(f"resumed step {state.step} from {checkpoint.path}")
     return state.step
@@ -175,8 +183,6 @@ def _hooks(config: RunConfig, run: RunDir, world: World, listener: Listener) -> 
 
 def _estimate_hook(config: RunConfig, listener: Listener) -> Hook:
     """Says once, after a few steps, how long training will take at their pace."""
-    from iddpm.training.pace import Pace
-
     pace: Pace | None = None
 
     def tell(state: TrainState) -> None:

@@ -172,7 +172,5 @@ def _mean_detached(prediction: Prediction) -> Prediction:
     return replace(prediction, x0=prediction.x0.detach(), eps=prediction.eps.detach())
 
 
-def _parts(
-    schedule: NoiseSchedule, mse: Float[Tensor, "b"], term: Float[Tensor, "b"]
-) -> dict[str, Float[Tensor, "b"]]:
+def _parts(schedule: NoiseSchedule, mse: Float[Tensor, "b"], term: Float[Tensor, "b"]) -> dict[str, Float[Tensor, "b"]]:
     return {"mse": mse.detach(), "bound": term.detach() * schedule.timesteps}

@@ -66,6 +66,4 @@ def _posterior_mean(
     x_t: Float[Tensor, "b *shape"],
     t: Int[Tensor, "b"],
 ) -> Float[Tensor, "b *shape"]:
-    return (
-        schedule.at("posterior_mean_coef1", t, x_t) * x0 + schedule.at("posterior_mean_coef2", t, x_t) * x_t
-    )
+    return schedule.at("posterior_mean_coef1", t, x_t) * x0 + schedule.at("posterior_mean_coef2", t, x_t) * x_t

@@ -150,9 +150,7 @@ def _inversion_step(
     clip: bool,
 ) -> SamplerState:
     prediction = _predict(denoiser, x_t, t, cond, clip)
-    return SamplerState(
-        index, _at_level(float(denoiser.schedule.alpha_bar_next[index]), prediction), prediction.x0
-    )
+    return SamplerState(index, _at_level(float(denoiser.schedule.alpha_bar_next[index]), prediction), prediction.x0)
 
 
 def _predict(
@@ -162,11 +160,10 @@ def _predict(
     return clipped(denoiser.schedule, x_t, t, prediction) if clip else prediction
 
 
-def _at_level(
-    alpha_bar: float, prediction: Prediction, fresh_variance: float = 0.0
-) -> Float[Tensor, "b *shape"]:
+def _at_level(alpha_bar: float, prediction: Prediction, fresh_variance: float = 0.0) -> Float[Tensor, "b *shape"]:
     """The prediction at another noise level, but for `fresh_variance`, which is left for new noise."""
-    direction = math.sqrt(1 - alpha_bar - fresh_variance)
+    # Near the data's end the two variances may be equal but for rounding.
+    direction = math.sqrt(max(1 - alpha_bar - fresh_variance, 0.0))
     return math.sqrt(alpha_bar) * prediction.x0 + direction * prediction.eps
 
 
@@ -174,9 +171,7 @@ def _steps(denoiser: Denoiser, like: Float[Tensor, "b *shape"]) -> Int[Tensor, "
     return torch.arange(denoiser.schedule.timesteps, device=like.device)
 
 
-def _descending(
-    denoiser: Denoiser, like: Float[Tensor, "b *shape"]
-) -> Iterator[tuple[int, Int[Tensor, "b"]]]:
+def _descending(denoiser: Denoiser, like: Float[Tensor, "b *shape"]) -> Iterator[tuple[int, Int[Tensor, "b"]]]:
     steps = _steps(denoiser, like)
     for index in reversed(range(len(steps))):
         yield index, steps[index].expand(len(like))

@@ -89,9 +89,7 @@ class Cosine:
     def __post_init__(self):
         _require_timesteps(self.timesteps)
         if not self.s >= 0:
-            raise ConfigError(
-                f"cosine schedule, s={self.s}: the offset must be >= 0", "the paper uses s=0.008"
-            )
+            raise ConfigError(f"cosine schedule, s={self.s}: the offset must be >= 0", "the paper uses s=0.008")
         if not 0 < self.max_beta < 1:
             raise ConfigError(
                 f"cosine schedule, max_beta={self.max_beta}: it must lie between 0 and 1, both excluded",
@@ -110,9 +108,7 @@ Schedule = Linear | Cosine
 
 def _require_timesteps(timesteps: int) -> None:
     if timesteps < 1:
-        raise ConfigError(
-            f"timesteps={timesteps}: a chain has at least one step", "the paper uses 1000 and 4000"
-        )
+        raise ConfigError(f"timesteps={timesteps}: a chain has at least one step", "the paper uses 1000 and 4000")
 
 
 @dataclass(frozen=True, eq=False)

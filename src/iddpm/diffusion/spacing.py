@@ -167,9 +167,7 @@ def _refused(spec: StepsSpec, timesteps: int, because: str, nearest: StepsSpec) 
 
 def _require_count(count: int, text: str) -> None:
     if count < 1:
-        raise ConfigError(
-            f"steps {text!r}: at least one step is needed", "the nearest that can be met is 1 step"
-        )
+        raise ConfigError(f"steps {text!r}: at least one step is needed", "the nearest that can be met is 1 step")
 
 
 def _integers(text: str) -> tuple[int, ...]:

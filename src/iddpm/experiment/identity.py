@@ -7,6 +7,7 @@ from cattrs import transform_error
 from cattrs.errors import BaseValidationError
 from cattrs.preconf.json import make_converter
 from cattrs.strategies import configure_tagged_union
+from cattrs.v import format_exception
 
 from iddpm.diffusion.objective import Objective
 from iddpm.diffusion.schedule import Schedule
@@ -52,9 +53,14 @@ def config_from_json(value: dict[str, Any]) -> RunConfig:
         return _CONVERTER.structure(value, RunConfig)
     except (BaseValidationError, KeyError, TypeError, ValueError) as error:
         raise RunError(
-            f"the config is not one this version reads: {'; '.join(transform_error(error))}",
+            f"the config is not one this version reads: {'; '.join(transform_error(error, format_exception=_said))}",
             "use the version of iddpm that wrote it (provenance.json names it)",
         ) from error
+
+
+def _said(error: BaseException, kind: Any) -> str:
+    # A KeyError is a field that is missing, or a variant's name that is not known.
+    return f"{error} is missing or not known" if isinstance(error, KeyError) else format_exception(error, kind)
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -72,11 +72,19 @@ def open_run(
     checkpoint, complaints = run.checkpoint_at(step)
     for complaint in complaints:
         listener.say(f"warning: {complaint}; using the checkpoint of step {checkpoint.step}")
-    group = ema_name(config.train.ema[0]) if weights == "ema" else weights
+    group = _weights_of(run, config, weights)
     net = build_net(config, device)
     load_weights(net, load_tensors(checkpoint, group), f"{checkpoint.path}/{group}")
     denoiser = build_denoiser(config, net.eval().requires_grad_(False), precision or config.train.precision, device)
     return OpenRun(run=run, config=config, denoiser=denoiser, step=checkpoint.step, weights=group, device=device)
+
+
+def _weights_of(run: RunDir, config: RunConfig, asked: str) -> str:
+    there = [ema_name(rate) for rate in config.train.ema]
+    group = there[0] if asked == "ema" else asked
+    if group not in (*there, "model"):
+        raise RunError(f"{run.path} holds no {asked!r} weights", f"allowed: ema, model, {', '.join(there)}")
+    return group
 
 
 def load_weights(net: UNet, tensors: dict[str, Tensor], name: str) -> None:

@@ -1,0 +1,1 @@
+"""The networks: nn.Modules that know no diffusion."""

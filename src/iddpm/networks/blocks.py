@@ -1,4 +1,4 @@
-"""The parts of the U-Net: group norm with SiLU, residual blocks, attention, resampling.
+"""The parts of the U-Net: residual blocks, attention, resampling.
 
 Parameter names are those of the published checkpoints, hence the sequences whose activations hold no parameters.
 """
@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from iddpm.networks.norm import normalized
+
 __all__ = [
     "GROUPS",
     "Attention",
@@ -18,7 +20,6 @@ __all__ = [
     "ResidualBlock",
     "Resampling",
     "Upsample",
-    "normalized",
     "zeroed",
 ]
 
@@ -33,42 +34,6 @@ def zeroed(module: nn.Module) -> nn.Module:
     for parameter in module.parameters():
         nn.init.zeros_(parameter)
     return module
-
-
-def normalized(
-    x: Float[Tensor, "b c h w"],
-    norm: nn.GroupNorm,
-    scale: Float[Tensor, "b c"] | None = None,
-    shift: Float[Tensor, "b c"] | None = None,
-) -> Float[Tensor, "b c h w"]:
-    """Group norm, times `1 + scale`, plus `shift`, in one pass and in the type of `x`.
-
-    Sums are kept in float32 inside the kernel, so half-precision inputs neither lose nor overflow. The kernel is called
-    below autocast, which would cast the whole map to float32 and back.
-
-    With a scale and shift per example, the batch is folded into the channels: b x 32 groups of one example whose affine
-    parameters are the products. The map is then read once where norm, product and sum would read it three times.
-    """
-    weight, bias = norm.weight.to(x.dtype), norm.bias.to(x.dtype)
-    if scale is None or shift is None:
-        return _group_norm(x, len(x), norm, weight, bias)
-    scale, shift = 1 + scale.to(x.dtype), shift.to(x.dtype)
-    if x.is_contiguous():
-        return _group_norm(x, 1, norm, weight * scale, torch.addcmul(shift, bias, scale))
-    return torch.addcmul(_per_map(shift), _group_norm(x, len(x), norm, weight, bias), _per_map(scale))
-
-
-def _group_norm(x: Tensor, examples: int, norm: nn.GroupNorm, weight: Tensor, bias: Tensor) -> Tensor:
-    """The kernel of F.group_norm on `x` as a batch of so many examples; only on CPU does it know channels_last."""
-    if not (x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last)):
-        x = x.contiguous()
-    channels, groups = weight.numel(), norm.num_groups * len(x) // examples
-    positions = x.shape[2] * x.shape[3]
-    return torch.native_group_norm(x, weight.flatten(), bias.flatten(), examples, channels, positions, groups, norm.eps)[0]
-
-
-def _per_map(values: Float[Tensor, "b c"]) -> Float[Tensor, "b c 1 1"]:
-    return values[:, :, None, None]
 
 
 class ResidualBlock(nn.Module):
@@ -111,14 +76,12 @@ class ResidualBlock(nn.Module):
         same = channels == out_channels
         self.skip_connection = nn.Identity() if same else nn.Conv2d(channels, out_channels, 1)
 
-    def forward(
-        self, x: Float[Tensor, "b c h w"], embedding: Float[Tensor, "b e"]
-    ) -> Float[Tensor, "b d i j"]:
+    def forward(self, x: Float[Tensor, "b c h w"], embedding: Float[Tensor, "b e"]) -> Float[Tensor, "b d i j"]:
         """`embedding` has been through SiLU already: it is the same for every block."""
         in_norm, _, in_conv = self.in_layers
         out_norm, _, _, out_conv = self.out_layers
         _, project = self.emb_layers
-        h = F.silu(normalized(x, in_norm))
+        h = normalized(x, in_norm)
         if self.resampling:
             h, x = resampled(h, self.resampling), resampled(x, self.resampling)
         h = in_conv(h)
@@ -126,7 +89,6 @@ class ResidualBlock(nn.Module):
             h = normalized(h, out_norm, *project(embedding).chunk(2, dim=1))
         else:
             h = normalized(h + project(embedding).to(h.dtype)[:, :, None, None], out_norm)
-        h = F.silu(h)
         if self.dropout and self.training:
             h = F.dropout(h, self.dropout)
         return self.skip_connection(x) + out_conv(h)
@@ -152,7 +114,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         """Positions are rows here and channels columns, so that q, k and v are contiguous where attention is fused."""
-        tokens = normalized(x, self.norm).flatten(2).transpose(1, 2)
+        tokens = normalized(x, self.norm, silu=False).flatten(2).transpose(1, 2)
         b, positions, channels = tokens.shape
         qkv = F.linear(tokens, self.qkv.weight.squeeze(2), self.qkv.bias)
         if self.order == "heads_first":
@@ -161,7 +123,7 @@ class Attention(nn.Module):
             q, k, v = qkv.view(b, positions, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, positions, channels)
         out = F.linear(attended, self.proj_out.weight.squeeze(2), self.proj_out.bias)
-        return x + out.transpose(1, 2).reshape(x.shape)
+        return x + out.transpose(1, 2).unflatten(2, x.shape[2:])
 
 
 class Downsample(nn.Module):
@@ -183,7 +145,20 @@ class Upsample(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c i j"]:
+        if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+            return F.conv_transpose2d(x, _upsampling_kernel(self.conv.weight), self.conv.bias, stride=2, padding=1)
         return self.conv(resampled(x, "up"))
+
+
+def _upsampling_kernel(kernel: Float[Tensor, "o i 3 3"]) -> Float[Tensor, "i o 4 4"]:
+    """The transposed convolution of stride 2 that equals doubling by nearest neighbours, then `kernel`.
+
+    A pixel and its three copies meet `kernel` at four offsets, whose sum is one kernel of 4x4. It needs 4/9 of the
+    products and no doubled map: half the time on CPU, forward and backward.
+    """
+    padded = F.pad(kernel, (1, 1, 1, 1))
+    rows = padded[:, :, 1:] + padded[:, :, :-1]
+    return (rows[..., 1:] + rows[..., :-1]).flip(2, 3).transpose(0, 1)
 
 
 def resampled(x: Float[Tensor, "b c h w"], resampling: Resampling) -> Float[Tensor, "b c i j"]:

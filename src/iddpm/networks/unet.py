@@ -19,11 +19,11 @@ from iddpm.networks.blocks import (
     Resampling,
     ResidualBlock,
     Upsample,
-    normalized,
     zeroed,
 )
 from iddpm.networks.embedding import time_embedding
 from iddpm.networks.layout import default_multipliers, level_widths
+from iddpm.networks.norm import normalized
 from iddpm.runtime.errors import ConfigError
 
 __all__ = ["UNet", "UNetConfig"]
@@ -68,7 +68,9 @@ class UNetConfig:
                 f"set channels to {max(round(self.channels / GROUPS), 1) * GROUPS}",
             )
         if self.multipliers is not None and (not self.multipliers or min(self.multipliers) < 1):
-            raise ConfigError(f"multipliers={self.multipliers}: allowed are whole numbers from 1", "for example 1 2 2 2")
+            raise ConfigError(
+                f"multipliers={self.multipliers}: allowed are whole numbers from 1", "for example 1 2 2 2"
+            )
         if self.blocks < 1:
             raise ConfigError(f"blocks={self.blocks}: allowed are whole numbers from 1", "set blocks to 1, 2 or 3")
         if not 0 <= self.dropout < 1:
@@ -156,9 +158,11 @@ class UNet(nn.Module):
         """The net's raw output. `time` is the model time, used as given.
 
         Raises:
-            ConfigError: What is given is not what the net was built for.
+            ConfigError: What is given is not what the net was built for, or a side does not divide.
         """
         self._check_conditioning(label, low_res, noise_level)
+        for side in x.shape[2:]:
+            level_widths(side, len(self.widths))
         embedding = F.silu(self._embedding(time, label))
         if low_res is not None:
             x = torch.cat([x, F.interpolate(low_res.to(x.dtype), x.shape[2:], mode="bilinear")], dim=1)
@@ -171,7 +175,7 @@ class UNet(nn.Module):
         for stage in self.output_blocks:
             h = stage(torch.cat([h, skips.pop()], dim=1), embedding)
         norm, _, conv = self.out
-        return conv(F.silu(normalized(h, norm)))
+        return conv(normalized(h, norm))
 
     def use_memory_format(self, memory_format: torch.memory_format) -> "UNet":
         """Lays maps and convolution weights out in `memory_format` from now on; the values stay."""
@@ -264,8 +268,12 @@ class Stage(nn.Sequential):
 def _num_labels(num_classes: int | None, null_label: bool) -> int:
     if num_classes is None:
         if null_label:
-            raise ConfigError("a null label without classes: allowed only where num_classes is given", "give num_classes")
+            raise ConfigError(
+                "a null label without classes: allowed only where num_classes is given", "give num_classes"
+            )
         return 0
     if num_classes < 1:
-        raise ConfigError(f"num_classes={num_classes}: allowed are whole numbers from 1", "None for a net without labels")
+        raise ConfigError(
+            f"num_classes={num_classes}: allowed are whole numbers from 1", "None for a net without labels"
+        )
     return num_classes + null_label

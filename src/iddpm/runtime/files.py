@@ -1,6 +1,7 @@
 """Files that are either whole or not there: written aside, flushed to the disk, then renamed."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -12,6 +13,8 @@ from pathlib import Path
 from iddpm.runtime.errors import OutputError
 
 __all__ = ["check_writable", "new_folder", "sha256_of", "to_json", "write_bytes", "write_json", "write_text"]
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def to_json(value: object) -> str:
@@ -66,7 +69,8 @@ def new_folder(path: Path) -> Iterator[Path]:
         aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
     try:
         os.chmod(aside, 0o777 & ~_umask())
-        yield aside
+        with _reported(path, _FULL):
+            yield aside
         with _reported(path):
             for file in sorted(aside.rglob("*")):
                 if file.is_file():
@@ -97,10 +101,13 @@ def sha256_of(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _reported(path: Path) -> Iterator[None]:
+def _reported(path: Path, numbers: frozenset[int] | None = None) -> Iterator[None]:
+    """Turns system errors (those of these numbers, or all) into one that names the place."""
     try:
         yield
     except OSError as error:
+        if numbers is not None and error.errno not in numbers:
+            raise
         reason = error.strerror or str(error)
         raise OutputError(f"cannot write {path}: {reason}", "choose another place, or free it") from error
 

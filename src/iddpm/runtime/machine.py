@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -27,7 +28,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": describe_device(device),
         "threads": torch.get_num_threads(),
-        "command": sys.argv,
+        "command": shlex.join(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

@@ -13,11 +13,12 @@ Precision = Literal["auto", "float32", "bf16"]
 def fast_bf16(device: torch.device) -> bool:
     """Whether bf16 is faster than float32 there: tensor cores on a GPU, AMX or AVX512-bf16 on a CPU.
 
-    A CPU without either emulates bf16 hundreds of times slower than it computes float32.
+    A CPU without either emulates bf16, up to hundreds of times slower than it computes float32. (torch's own check for
+    oneDNN asks for AVX512 alone.)
     """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    return device.type == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> Literal["float32", "bf16"]:

@@ -1,10 +1,11 @@
 """How long work tells what it does: a protocol that `cli` implements and that everything else only calls."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 __all__ = ["SILENT", "Listener"]
 
 
+@runtime_checkable
 class Listener(Protocol):
     """Receives lines and progress. Both must be cheap: progress is told at every step."""
 

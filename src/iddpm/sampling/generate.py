@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -56,12 +57,14 @@ def generate(
     pictures = []
     steps = denoiser.schedule.timesteps
     batches = -(-order.num // order.batch_size)
+
+    def tell(number: int, done: int) -> None:
+        all_done = number * steps + done
+        listener.progress("sampling", all_done, batches * steps, f"steps, {number} of {batches} batches done")
+
     for number, index in enumerate(_batches(order)):
-        states = _walk(denoiser, sampler, order, index, device)
-        for done, x in enumerate(states, start=number * steps + 1):
-            listener.progress("sampling", done, batches * steps, f"steps, {number} of {batches} batches done")
-            last = x
-        pictures.append(PixelCodec().decode(last).permute(0, 2, 3, 1).cpu().numpy())
+        x = _walk(denoiser, sampler, order, index, device, partial(tell, number))
+        pictures.append(PixelCodec().decode(x).permute(0, 2, 3, 1).cpu().numpy())
     return np.concatenate(pictures)[: order.num]
 
 
@@ -71,18 +74,25 @@ def _batches(order: Order) -> Iterator[Int[Tensor, "b"]]:
 
 
 def _walk(
-    denoiser: Denoiser, sampler: Sampler, order: Order, index: Int[Tensor, "b"], device: torch.device
-) -> Iterator[Float[Tensor, "b c h w"]]:
-    """The state after each step; the last is the picture."""
+    denoiser: Denoiser,
+    sampler: Sampler,
+    order: Order,
+    index: Int[Tensor, "b"],
+    device: torch.device,
+    told: Callable[[int], None],
+) -> Float[Tensor, "b c h w"]:
+    """From noise to a batch of pictures in model space; `told` of each step done."""
     rows = index.clamp(max=order.num - 1)
     index = (index + order.first).to(device)
     cond = Cond(
         label=None if order.labels is None else order.labels[rows].to(device),
         low_res=None if order.low_res is None else PixelCodec().encode(order.low_res[rows].to(device)),
     )
-    x_last = Draws(order.seed, 0, index).normal(Stream.SAMPLE_START, *order.shape)
-    for state in sampler(denoiser, x_last, cond, _step_noise(order, index)):
-        yield state.x
+    x = Draws(order.seed, 0, index).normal(Stream.SAMPLE_START, *order.shape)
+    for done, state in enumerate(sampler(denoiser, x, cond, _step_noise(order, index)), start=1):
+        x = state.x
+        told(done)
+    return x
 
 
 def _step_noise(order: Order, index: Int[Tensor, "b"]) -> Callable[[int], Tensor]:

@@ -50,7 +50,7 @@ class ConstantRate:
 
 @dataclass(frozen=True, kw_only=True)
 class CosineRate:
-    """Linear warm-up, then half a cosine down to `final` times the rate at the last training step."""
+    """Linear warm-up, then half a cosine down to `final` times the rate, which is reached as training ends."""
 
     warmup_steps: int = 0
     final: float = 0.0
@@ -96,7 +96,8 @@ class TrainConfig:
         for name in ("steps", "batch_size", "log_every", "checkpoint_every", "keep_checkpoints"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
         for name in ("micro_batch_size", "preview_every"):
-            _require((getattr(self, name) or 1) >= 1, name, getattr(self, name), "1 or more")
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, value, "1 or more, or None")
         _require(self.lr > 0 and math.isfinite(self.lr), "lr", self.lr, "a number above 0")
         _require(self.grad_clip is None or self.grad_clip > 0, "grad_clip", self.grad_clip, "a number above 0")
         _require(0 <= self.seed < 2**63, "seed", self.seed, "0 to 2^63 - 1")

@@ -47,7 +47,9 @@ def save_state(state: TrainState, run: RunDir, train: TrainConfig, config: dict[
     groups["task"] = state.task.state_dict()
     scalars = {"step": state.step, "elapsed_seconds": state.elapsed_seconds}
     saved = save_checkpoint(run.checkpoints, state.step, groups, scalars, config)
-    for old in list_checkpoints(run.checkpoints)[: -train.keep_checkpoints]:
+    # A newer one is a damaged one that was passed over on resume: it must not push out what is good.
+    upto = [checkpoint for checkpoint in list_checkpoints(run.checkpoints) if checkpoint.step <= state.step]
+    for old in upto[: -train.keep_checkpoints]:
         shutil.rmtree(old.path, ignore_errors=True)
     return saved
 

@@ -1,7 +1,7 @@
 """What the trainer sees of what it trains."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -12,6 +12,7 @@ from iddpm.runtime.seeds import Draws
 __all__ = ["Task"]
 
 
+@runtime_checkable
 class Task(Protocol):
     """A module and its loss. `experiment` builds one from an objective; another loss is another task, not another trainer."""
 

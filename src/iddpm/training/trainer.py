@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from iddpm.artifacts.journal import Journal
 from iddpm.artifacts.run_dir import RunDir
@@ -22,6 +22,7 @@ from iddpm.training.stop import StopRequest
 __all__ = ["Hook", "Outcome", "Session", "train"]
 
 
+@runtime_checkable
 class Hook(Protocol):
     """Called after every step; must change nothing in training."""
 
@@ -57,7 +58,8 @@ class Session:
     def __post_init__(self) -> None:
         self._meter = Meter(self.state.task.timesteps)
         self._pace = Pace(self.state.step, self.config.steps)
-        self._first_step, self._saved_at = self.state.step, -1
+        # A state that is not new came from a checkpoint, so that there is one of its step.
+        self._first_step, self._saved_at = self.state.step, self.state.step or -1
         self._began, self._elapsed_before = time.perf_counter(), self.state.elapsed_seconds
         self._logged_at = (self.state.step, self._began)
         self._detail = ""
@@ -89,7 +91,7 @@ class Session:
         if not (math.isfinite(reading["loss"]) and math.isfinite(reading["grad_norm"])):
             raise TrainingError(
                 f"step {state.step}: loss {reading['loss']}, gradient norm {reading['grad_norm']}: no longer finite",
-                "the last checkpoint is good; resume from it with a lower --train.lr or a --train.grad-clip in a new run",
+                "no checkpoint holds it; take a lower --train.lr or a --train.grad-clip in a new run",
             )
         since, moment = self._logged_at
         self._logged_at = (state.step, now)

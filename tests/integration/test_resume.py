@@ -1,0 +1,186 @@
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from iddpm.artifacts.checkpoint import list_checkpoints
+from iddpm.commands.train import train
+from iddpm.data.sources import prepare
+from iddpm.experiment.identity import config_to_json
+from iddpm.runtime.errors import ConfigError, DataError, OutputError, RunError
+from iddpm.training.settings import AdamW
+from tiny import Lines, cut, journalled, same, tensors_of, tiny_config
+
+
+@pytest.fixture(scope="module")
+def config(small_digits):
+    return tiny_config(small_digits, train_steps=4, checkpoint_every=2, keep_checkpoints=5)
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """The uninterrupted run."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    train(config, out)
+    return out
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    """A copy of it to harm."""
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def with_train(config, **settings):
+    return replace(config, train=replace(config.train, **settings))
+
+
+def content(folder):
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 5},
+        {"steps": 5, "micro_batch_size": 3},
+        {"log_every": 3, "checkpoint_every": 3, "keep_checkpoints": 1, "channels_last": "yes"},
+    ],
+)
+def test_what_may_change_is_journalled_and_the_config_stays(config, run, changes):
+    before = (run / "config.json").read_bytes()
+    result = train(with_train(config, **changes), run)
+    assert result.resumed_from == 4
+    assert result.step == changes.get("steps", 4)
+    told = journalled(run, "resume")[0]["changes"]
+    assert told == {f"train.{name}": [getattr(config.train, name), value] for name, value in changes.items()}
+    assert (run / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("path", "make"),
+    [
+        ("train.lr", lambda c: with_train(c, lr=2e-3)),
+        ("train.batch_size", lambda c: with_train(c, batch_size=16)),
+        ("train.seed", lambda c: with_train(c, seed=1)),
+        ("train.ema", lambda c: with_train(c, ema=(0.9,))),
+        ("net.dropout", lambda c: replace(c, net=replace(c.net, dropout=0.1))),
+        (
+            "diffusion.schedule.timesteps",
+            lambda c: tiny_config(c.data.source, timesteps=30, train_steps=4, checkpoint_every=2),
+        ),
+        ("optimizer.kind", lambda c: replace(c, optimizer=AdamW())),
+    ],
+)
+def test_what_may_not_change_is_refused_by_path_and_nothing_is_touched(config, run, path, make):
+    before = content(run)
+    with pytest.raises(ConfigError, match=path) as refused:
+        train(make(config), run)
+    assert "\n" not in refused.value.what
+    assert content(run) == before
+
+
+def other_store(folder, size=8):
+    images = np.random.default_rng(1).integers(0, 256, (40, size, size, 3), dtype=np.uint8)
+    np.savez(folder / "other.npz", images, np.arange(40) % 10)
+    return prepare(folder / "other.npz", size, folder / "other", channels=1).store.path
+
+
+def test_store_of_another_content_is_refused(config, run, tmp_path, small_digits):
+    store = shutil.copytree(small_digits, tmp_path / "store")
+    own = replace(config, data=replace(config.data, source=str(store)))
+    train(own, tmp_path / "own")
+    shutil.rmtree(store)
+    other_store(tmp_path).rename(store)
+    before = content(tmp_path / "own")
+    with pytest.raises(ConfigError, match=r"data\.content_hash"):
+        train(with_train(own, steps=8), tmp_path / "own")
+    assert content(tmp_path / "own") == before
+
+
+def test_another_size_is_refused(config, run, tmp_path):
+    bigger = replace(config, data=replace(config.data, source=str(other_store(tmp_path, 16)), size=16))
+    with pytest.raises(ConfigError, match=r"data\.size: 8 -> 16"):
+        train(bigger, run)
+    with pytest.raises(DataError, match="size 8"):
+        train(replace(config, data=replace(config.data, size=16)), run)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "ema-0.99.safetensors", "state.json", "manifest.json"]
+)
+def test_checkpoint_cut_in_half_is_told_and_the_one_before_used(config, whole, run, name):
+    cut(run / "checkpoints" / "000000004" / name)
+    told = Lines()
+    result = train(config, run, listener=told)
+    assert (result.resumed_from, result.step) == (2, 4)
+    warnings = [line for line in told.lines if line.startswith("warning: ")]
+    assert len(warnings) == 1
+    assert "000000004" in warnings[0]
+    assert "step 2" in warnings[0]
+    assert same(tensors_of(run, 4), tensors_of(whole, 4))
+
+
+def test_damaged_checkpoint_does_not_push_out_a_good_one(config, run):
+    cut(run / "checkpoints" / "000000004" / "model.safetensors")
+    train(with_train(config, steps=3, keep_checkpoints=1), run)
+    assert 3 in [checkpoint.step for checkpoint in list_checkpoints(run / "checkpoints")]
+    assert train(config, run).resumed_from == 3
+
+
+def test_run_whose_checkpoints_are_all_damaged_is_refused_and_left_as_it_is(config, run):
+    for checkpoint in list_checkpoints(run / "checkpoints"):
+        cut(checkpoint.path / "model.safetensors")
+    before = content(run)
+    with pytest.raises(RunError, match=r"no checkpoint of .* is whole"):
+        train(config, run)
+    assert content(run) == before
+
+
+def test_run_stopped_before_its_first_checkpoint_starts_anew(config, whole, run):
+    shutil.rmtree(run / "checkpoints")
+    result = train(config, run)
+    assert (result.resumed_from, result.steps_done) == (None, 4)
+    assert same(tensors_of(run, 4), tensors_of(whole, 4))
+
+
+def test_damaged_config_is_refused_by_name(config, run):
+    value = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(value | {"warp": 9}))
+    with pytest.raises(RunError, match="warp"):
+        train(config, run)
+    cut(run / "config.json")
+    with pytest.raises(RunError, match=r"config\.json cannot be read"):
+        train(config, run)
+
+
+def test_as_many_checkpoints_are_kept_as_asked(config, tmp_path):
+    train(with_train(config, checkpoint_every=1, keep_checkpoints=2), tmp_path / "run")
+    assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path / "run" / "checkpoints")] == [3, 4]
+
+
+def test_folder_with_something_else_in_it_is_refused(config, tmp_path):
+    (tmp_path / "diary.txt").write_text("dear")
+    with pytest.raises(OutputError, match="not empty"):
+        train(config, tmp_path)
+    assert content(tmp_path) == {"diary.txt": b"dear"}
+
+
+def test_place_that_cannot_be_written_is_refused_before_training(config, tmp_path):
+    (tmp_path / "file").write_text("")
+    told = Lines()
+    with pytest.raises(OutputError, match="file"):
+        train(config, tmp_path / "file" / "run", listener=told)
+    assert told.progressed == []
+
+
+def test_run_says_where_it_came_from(config, whole, small_digits):
+    provenance = json.loads((whole / "provenance.json").read_text())
+    assert provenance["store"] == str(small_digits.resolve())
+    assert {"iddpm", "torch", "python", "device", "threads", "command", "started", "git_commit"} <= provenance.keys()
+    written = json.loads((whole / "config.json").read_text())
+    assert written["data"]["classes"] == 10
+    assert written["data"]["class_names"] == [str(digit) for digit in range(10)]
+    assert written["train"] == json.loads(json.dumps(config_to_json(config)))["train"]

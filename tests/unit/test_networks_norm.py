@@ -1,0 +1,116 @@
+"""Group norm with scale, shift and SiLU: both ways through memory, in every type."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from iddpm.networks.norm import normalized
+
+FORMATS = [torch.contiguous_format, torch.channels_last]
+EXAMPLES, CHANNELS, SIDE = 2, 64, 6
+
+
+def drawn(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def norm_of(dtype=torch.float64):
+    norm = nn.GroupNorm(32, CHANNELS, dtype=dtype)
+    nn.init.normal_(norm.weight, 1, 0.3)
+    nn.init.normal_(norm.bias, 0, 0.3)
+    return norm
+
+
+def in_steps(x, norm, scale, shift, silu):
+    y = F.group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+    if scale is not None:
+        y = y * (1 + scale[:, :, None, None]) + shift[:, :, None, None]
+    return F.silu(y) if silu else y
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("embedded", [False, True])
+@pytest.mark.parametrize("silu", [False, True])
+def test_values_and_gradients_are_those_of_the_steps_one_by_one(memory_format, embedded, silu):
+    norm = norm_of()
+    x = (3 + drawn(EXAMPLES, CHANNELS, SIDE, SIDE)).contiguous(memory_format=memory_format).requires_grad_()
+    scale, shift = (
+        (drawn(EXAMPLES, CHANNELS).requires_grad_(), drawn(CHANNELS, EXAMPLES).T.requires_grad_())
+        if embedded
+        else (None, None)
+    )
+    leaves = [x, norm.weight, norm.bias, *([scale, shift] if embedded else [])]
+    ours, expected = normalized(x, norm, scale, shift, silu=silu), in_steps(x, norm, scale, shift, silu)
+    assert ours.is_contiguous(memory_format=memory_format)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+    weights = drawn(*x.shape)
+    for got, want in zip(
+        torch.autograd.grad((ours * weights).sum(), leaves),
+        torch.autograd.grad((expected * weights).sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+def test_gradients_are_those_of_finite_differences(memory_format):
+    norm = nn.GroupNorm(2, 4, dtype=torch.float64)
+    x = drawn(2, 4, 3, 3).contiguous(memory_format=memory_format).requires_grad_()
+    scale, shift = drawn(2, 4).requires_grad_(), drawn(2, 4).requires_grad_()
+
+    def call(x, scale, shift, weight, bias):
+        with torch.no_grad():
+            norm.weight.copy_(weight)
+            norm.bias.copy_(bias)
+        return torch.func.functional_call(Call(norm), {"norm.weight": weight, "norm.bias": bias}, (x, scale, shift))
+
+    weight, bias = drawn(4).requires_grad_(), drawn(4).requires_grad_()
+    assert torch.autograd.gradcheck(call, (x, scale, shift, weight, bias))
+
+
+class Call(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x, scale, shift):
+        return normalized(x, self.norm, scale, shift)
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("embedded", [False, True])
+def test_half_types_near_their_limit_stay_finite_and_accurate(memory_format, dtype, embedded):
+    """Squares of 3e4 overflow float16: the sums are taken in float32."""
+    norm = norm_of(torch.float32)
+    x = (3e4 * drawn(EXAMPLES, CHANNELS, SIDE, SIDE).tanh()).to(dtype).contiguous(memory_format=memory_format)
+    scale, shift = (
+        (drawn(EXAMPLES, CHANNELS).to(dtype), drawn(EXAMPLES, CHANNELS).to(dtype)) if embedded else (None, None)
+    )
+    y = normalized(x.requires_grad_(), norm, scale, shift)
+    y.float().square().sum().backward()
+    assert y.dtype == dtype
+    assert y.isfinite().all()
+    assert x.grad.dtype == dtype
+    assert x.grad.isfinite().all()
+    assert norm.weight.grad.dtype == torch.float32
+    wide = [None if part is None else part.float() for part in (scale, shift)]
+    torch.testing.assert_close(y.float(), in_steps(x.float(), norm, *wide, silu=True), rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+def test_autocast_does_not_change_the_type(memory_format):
+    x = drawn(EXAMPLES, CHANNELS, SIDE, SIDE).to(torch.bfloat16).contiguous(memory_format=memory_format)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert normalized(x, norm_of(torch.float32)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+def test_a_large_mean_does_not_swallow_the_variance(memory_format):
+    norm = nn.GroupNorm(32, CHANNELS)
+    x = 1000 + drawn(EXAMPLES, CHANNELS, SIDE, SIDE)
+    y = normalized(x.float().contiguous(memory_format=memory_format), norm, silu=False)
+    torch.testing.assert_close(
+        y.double(), in_steps(x, nn.GroupNorm(32, CHANNELS).double(), None, None, False), rtol=0, atol=2e-3
+    )
