@@ -86,11 +86,8 @@ def built(net):
 
 
 def seeded(name, shape):
-    z = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(tuple(shape))  # noqa: NPY002
-    if len(shape) > 1:
-        z = z / np.sqrt(np.prod(shape[1:]))
-    else:
-        z = 0.1 * z + name.endswith("weight")
+    z = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(tuple(shape))
+    z = z / np.sqrt(np.prod(shape[1:])) if len(shape) > 1 else 0.1 * z + name.endswith("weight")
     return torch.from_numpy(z.astype(np.float32))
 
 

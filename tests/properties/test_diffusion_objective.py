@@ -46,7 +46,7 @@ def gradients(objective, denoiser, data):
     return terms, torch.autograd.grad(terms.loss.sum(), [net.value, net.v], allow_unused=True)
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(chains, shapes, seeds, targets, st.sampled_from(OBJECTIVES))
 def test_one_forward_and_parts_that_hold_no_graph(schedule, shape, seed, target, objective):
     denoiser, data = learned(schedule, shape, seed, target), drawn(schedule, shape, seed)
@@ -58,7 +58,7 @@ def test_one_forward_and_parts_that_hold_no_graph(schedule, shape, seed, target,
     assert set(terms.parts) == ({"mse"} if isinstance(objective, Simple) else {"mse", "bound"})
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(chains, shapes, seeds, targets, st.sampled_from(["scaled", "unscaled"]))
 def test_hybrid_trains_the_mean_by_simple_and_the_variance_by_the_bound(schedule, shape, seed, target, weight):
     denoiser, data = learned(schedule, shape, seed, target), drawn(schedule, shape, seed)
@@ -73,7 +73,7 @@ def test_hybrid_trains_the_mean_by_simple_and_the_variance_by_the_bound(schedule
     assert vlb_mean.abs().sum() > 0
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(chains, shapes, seeds, targets)
 def test_parts_mean_the_same_whatever_the_objective(schedule, shape, seed, target):
     denoiser, data = learned(schedule, shape, seed, target), drawn(schedule, shape, seed)
@@ -84,7 +84,7 @@ def test_parts_mean_the_same_whatever_the_objective(schedule, shape, seed, targe
     torch.testing.assert_close(vlb.parts["bound"], vlb.loss.detach(), rtol=1e-12, atol=1e-14)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(chains, shapes, seeds, targets)
 def test_simple_is_the_error_of_what_the_network_puts_out(schedule, shape, seed, target):
     denoiser, (x0, t, noise) = learned(schedule, shape, seed, target), drawn(schedule, shape, seed)
@@ -93,7 +93,7 @@ def test_simple_is_the_error_of_what_the_network_puts_out(schedule, shape, seed,
     torch.testing.assert_close(ours, expected.reshape(3, -1).mean(1), rtol=1e-6, atol=1e-9)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(chains, seeds, st.floats(0.1, 20))
 def test_min_snr_weighs_the_error_of_x0_alike_for_every_target(schedule, seed, gamma):
     """One belief told in three ways costs min(snr, gamma) times the squared error of x0 each time."""

@@ -29,7 +29,7 @@ def assert_fits(schedule, x_t, t, prediction):
     torch.testing.assert_close(again, x_t, rtol=1e-8, atol=1e-8)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(chains, shapes, seeds, targets, st.sampled_from(["learned_range", "fixed_small", "fixed_large"]))
 def test_a_true_output_gives_the_data_and_the_noise_back(schedule, shape, seed, target, variance):
     x0, noise, t, x_t = some_x(schedule, shape, seed)
@@ -41,7 +41,7 @@ def test_a_true_output_gives_the_data_and_the_noise_back(schedule, shape, seed, 
     torch.testing.assert_close(prediction.eps, noise, rtol=1e-6, atol=1e-6)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(chains, shapes, seeds, targets)
 def test_x0_and_eps_fit_x_t_whatever_the_network_says(schedule, shape, seed, target):
     _, _, t, x_t = some_x(schedule, shape, seed)
@@ -55,7 +55,7 @@ def test_x0_and_eps_fit_x_t_whatever_the_network_says(schedule, shape, seed, tar
     torch.testing.assert_close(held.eps[unmoved], prediction.eps[unmoved], rtol=1e-6, atol=1e-6)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(chains, shapes, seeds)
 def test_learned_range_runs_from_beta_tilde_to_beta_and_on(schedule, shape, seed):
     _, _, t, x_t = some_x(schedule, shape, seed)
@@ -66,7 +66,7 @@ def test_learned_range_runs_from_beta_tilde_to_beta_and_on(schedule, shape, seed
         np.testing.assert_allclose(ours, np.broadcast_to(expected[:, None], ours.shape), rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(chains, shapes, seeds, st.booleans())
 def test_reverse_step_of_the_truth_is_the_posterior(schedule, shape, seed, clip):
     x0, noise, t, x_t = some_x(schedule, shape, seed)
@@ -108,7 +108,7 @@ class LabelNet:
         return torch.cat([mean, mean - 0.5 * low_res], dim=1)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(chains, seeds, targets, st.floats(0, 8), st.booleans())
 def test_guidance_moves_from_the_null_to_the_labels_prediction(schedule, seed, target, weight, with_variance):
     _, _, t, x_t = some_x(schedule, (3, 2, 2), seed)

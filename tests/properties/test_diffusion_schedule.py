@@ -27,7 +27,7 @@ TABLES = [
 ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(schedules())
 def test_alpha_bar_falls_strictly_inside_0_and_1(schedule):
     assert schedule.alpha_bar[0] < 1
@@ -36,14 +36,14 @@ def test_alpha_bar_falls_strictly_inside_0_and_1(schedule):
     assert schedule.alpha_bar[-1] < 2e-3
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(respaced())
 def test_every_table_is_finite_in_float32(schedule):
     for name in TABLES:
         assert schedule.table(name, torch.device("cpu"), torch.float32).isfinite().all(), name
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(schedules(max_timesteps=300), st.data())
 def test_respacing_composes(schedule, data):
     everything = schedule.respace(range(schedule.timesteps))
@@ -56,7 +56,7 @@ def test_respacing_composes(schedule, data):
     np.testing.assert_array_equal(twice.model_time, once.model_time)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(respaced())
 def test_neighbours_and_ends(schedule):
     assert schedule.alpha_bar_prev[0] == 1
@@ -71,7 +71,7 @@ def test_neighbours_and_ends(schedule):
     np.testing.assert_allclose(np.exp(schedule.log_one_minus_alpha_bar), 1 - schedule.alpha_bar, rtol=1e-9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(respaced(min_size=2))
 def test_the_fixed_variances_borrow_their_first_value(schedule):
     expected = np.log(schedule.beta_tilde[1])
@@ -86,7 +86,7 @@ def log_normal(x, mean, variance):
     return -0.5 * (math.log(2 * math.pi * variance) + (x - mean) ** 2 / variance)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(respaced(max_timesteps=1000, min_size=2), st.data())
 def test_posterior_is_bayes_rule(schedule, data):
     """q(x_{t-1} | x_t, x0) q(x_t | x0) = q(x_t | x_{t-1}) q(x_{t-1} | x0), at every x."""
@@ -101,7 +101,7 @@ def test_posterior_is_bayes_rule(schedule, data):
     assert left == pytest.approx(right, rel=1e-6, abs=1e-6)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(respaced(), st.data())
 def test_values_are_taken_at_each_examples_own_index(schedule, data):
     t = data.draw(st.lists(st.integers(0, schedule.timesteps - 1), min_size=1, max_size=5))

@@ -33,7 +33,7 @@ def plain_probabilities(history, uniform_part, pairs, timesteps=5):
     return (1 - uniform_part) * root / root.sum() + uniform_part / timesteps
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(updates, st.integers(1, 6), st.sampled_from([0.001, 0.25, 1.0]))
 def test_second_moment_probabilities_follow_the_definition(batches, history, uniform_part):
     spec = SecondMoment(history=history, uniform_part=uniform_part)

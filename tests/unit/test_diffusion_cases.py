@@ -65,7 +65,7 @@ def test_trn_10_every_length_is_finite_or_refused_with_one_that_works(timesteps)
             Linear(timesteps=timesteps)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(even_or_listed(40), st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 99))
 def test_smp_01_the_step_before_comes_from_the_list(spec, eta, seed):
     keep = kept(spec, 40)
@@ -195,7 +195,7 @@ def test_smp_13_where_each_spacing_starts_and_ends(text, first, last, sampler):
     torch.testing.assert_close(end.x, constant_picture(-0.25), rtol=0, atol=1e-5)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(even_or_listed(25), st.integers(1, 3))
 def test_nll_01_every_term_has_its_own_timestep(spec, batch):
     keep = kept(spec, 25)
