@@ -51,7 +51,9 @@ def main() -> None:
     """Parse the flags and run; a mistake gives a line or two."""
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     flags.add_argument("--out", type=Path, default=Path("runs/demo"), help="run directory (default: %(default)s)")
-    flags.add_argument("--minutes", type=float, default=8.0, help="time for everything, in minutes (default: %(default)s)")
+    flags.add_argument(
+        "--minutes", type=float, default=8.0, help="time for everything, in minutes (default: %(default)s)"
+    )
     arguments = flags.parse_args()
     try:
         with telling() as listener:
@@ -64,7 +66,9 @@ def run(out: Path, seconds: float, listener: Listener) -> None:
     """Everything, in about `seconds`."""
     began = time.perf_counter()
     config = recipe("demo").config()
-    listener.say(f"iddpm demo on {describe_device(open_world().device)}: it has {duration(seconds)}, and says what it does with them")
+    listener.say(
+        f"iddpm demo on {describe_device(open_world().device)}: it has {duration(seconds)}, and says what it does with them"
+    )
     store, _ = store_for(config.data.source, config.data.size, config.data.channels, listener)
     if (out / "config.json").is_file():
         config = replace(config, train=config_from_json(open_run_dir(out).config).train)
@@ -76,7 +80,11 @@ def run(out: Path, seconds: float, listener: Listener) -> None:
         write_json(out / "forecast.json", foretold)
     for sampler in SAMPLERS:
         for steps in BUDGETS:
-            sample(out, SampleRequest(num=PICTURES, steps=EvenSteps(steps), sampler=sampler), listener=listener)
+            sample(
+                out,
+                SampleRequest(num=PICTURES, steps=EvenSteps(steps), sampler=sampler, batch_size=PICTURES),
+                listener=listener,
+            )
     bound = likelihood(out, LikelihoodRequest(num=BOUND_PICTURES, steps=EvenSteps(BOUND_STEPS)), listener)
     listener.say(
         f"{bound['bits_per_dim']:.2f} +- {bound['standard_error_bits_per_dim']:.2f} bits/dim on {bound['num_images']} held-out "
@@ -115,7 +123,7 @@ def _measure(config: RunConfig, store) -> tuple[float, float]:
     batch = Batches(store, "train", config.train.batch_size, config.train.seed).at(0).to(world.device)
     step_seconds = seconds_per_call(lambda: train_step(state, batch, config.train, world, PhaseClock()))
     denoiser = build_denoiser(config, net.eval(), config.train.precision, world.device)
-    rows = 16
+    rows = PICTURES
     x = torch.randn(rows, config.data.channels, config.data.size, config.data.size, device=world.device)
     t = torch.full((rows,), 500, device=world.device)
     cond = Cond(label=torch.arange(rows, device=world.device) % (config.data.classes or 1))

@@ -33,7 +33,7 @@ def tiny_config(
         config,
         data=replace(config.data, source=str(source)),
         diffusion=replace(config.diffusion, schedule=schedule, label_drop=label_drop),
-        net=replace(config.net, dropout=dropout),
+        net=replace(config.net, multipliers=(1, 1), dropout=dropout),
         train=replace(config.train, steps=train_steps, **settings),
     )
 

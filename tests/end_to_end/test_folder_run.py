@@ -71,7 +71,7 @@ def run(*words):
 def interrupt_after(process, out, step):
     """SIGINT once the journal has told of a step."""
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and process.poll() is None:
         if (out / "journal.jsonl").exists() and any(event["step"] >= step for event in journalled(out, "step")):
             process.send_signal(signal.SIGINT)
             return process.communicate(timeout=60)

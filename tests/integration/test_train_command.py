@@ -148,7 +148,7 @@ def test_what_it_will_be_is_said_before_the_first_step(small_digits, tmp_path):
     told = Lines()
     train(tiny_config(small_digits, train_steps=12), tmp_path / "run", listener=told)
     assert f"run: {tmp_path / 'run'}" in told.lines
-    assert "0.76M parameters" in told.text
+    assert "0.32M parameters" in told.text
     assert "learning rate 0.001" in told.text
     assert "12 steps of 8 images" in told.text
     assert "to go, at" in told.text

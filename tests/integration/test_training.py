@@ -18,7 +18,7 @@ from iddpm.runtime.errors import TrainingError
 from iddpm.runtime.seeds import Draws
 from iddpm.runtime.world import open_world
 from iddpm.training.meter import PhaseClock
-from iddpm.training.settings import AdamW, CosineRate
+from iddpm.training.settings import AdamW, ConstantRate, CosineRate
 from iddpm.training.state import new_state
 from iddpm.training.step import train_step
 from tiny import Interrupting, Lines, journalled, losses_of, same, tensors_of, tiny_config
@@ -142,6 +142,38 @@ def test_micro_batch_gives_the_same_weights_after_20_steps(small_digits, tmp_pat
     assert apart(weights[2], weights[3]) < 1e-5
 
 
+def first_step(config, folder, **settings):
+    """The tensors after one step, and the weights before it."""
+    config = replace(config, train=replace(config.train, steps=1, **settings))
+    train(config, folder)
+    return tensors_of(folder), build_net(config, CPU).state_dict()
+
+
+@pytest.mark.parametrize(("schedule", "share"), [(ConstantRate(), 1.0), (ConstantRate(warmup_steps=4), 0.25)])
+def test_trn_09_optimizer_takes_the_rate_of_the_step(config, tmp_path, schedule, share):
+    after, before = first_step(config, tmp_path / "run", lr=1e-2, lr_schedule=schedule)
+    # The first step of Adam is as long as the rate, whatever the gradient.
+    moved = (after["model/out.2.bias"] - before["out.2.bias"]).abs()
+    torch.testing.assert_close(moved, torch.full_like(moved, 1e-2 * share), rtol=1e-3, atol=0)
+
+
+def test_gradient_is_clipped_and_its_norm_is_journalled_unclipped(config, tmp_path):
+    after, _ = first_step(config, tmp_path / "run", grad_clip=0.01)
+    moments = [tensor for name, tensor in after.items() if name.endswith("/exp_avg")]
+    used = float(torch.stack([tensor.norm() for tensor in moments]).norm()) / 0.1  # 1 - beta1
+    assert used == pytest.approx(0.01, rel=1e-3)
+    assert journalled(tmp_path / "run", "step")[0]["grad_norm"] > 0.1
+
+
+def test_dropout_is_drawn_anew_for_each_step_and_micro_batch(config, tmp_path, monkeypatch):
+    seeds = []
+    seed = torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda value: (seeds.append(value), seed(value))[1])
+    train(replace(config, train=replace(config.train, steps=3, micro_batch_size=4)), tmp_path / "run")
+    in_training = seeds[-6:]
+    assert len(set(in_training)) == 6
+
+
 def test_trn_05_previews_and_checkpoints_change_nothing(small_digits, tmp_path):
     config = tiny_config(small_digits, timesteps=6, dropout=0.3, label_drop=0.3, train_steps=4)
     train(config, tmp_path / "plain")
@@ -162,6 +194,22 @@ def test_res_12_raw_and_averaged_weights_are_kept_apart(config, tmp_path):
     assert {name[6:] for name in tensors if name.startswith("model/")} == {
         name[9:] for name in tensors if name.startswith("ema-0.99/")
     }
+
+
+def test_trn_03_average_is_that_of_the_weights_after_every_step(config, tmp_path):
+    config = replace(
+        config, train=replace(config.train, steps=4, checkpoint_every=1, keep_checkpoints=9, ema=(0.2, 0.99))
+    )
+    train(config, tmp_path / "run")
+    average = {rate: build_net(config, CPU).state_dict()["out.2.weight"].double() for rate in config.train.ema}
+    for step in range(4):
+        tensors = tensors_of(tmp_path / "run", step + 1)
+        for rate in config.train.ema:
+            decay = min(rate, (1 + step) / (10 + step))
+            average[rate] = decay * average[rate] + (1 - decay) * tensors["model/out.2.weight"].double()
+            torch.testing.assert_close(
+                tensors[f"ema-{rate:g}/out.2.weight"].double(), average[rate], rtol=1e-5, atol=1e-8
+            )
 
 
 def test_trn_01_total_is_respected_and_a_checkpoint_of_it_is_left(config, tmp_path):

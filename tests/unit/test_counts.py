@@ -1,5 +1,7 @@
 """Parameters and multiply-accumulates against the published figures and against hand counts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -52,8 +54,8 @@ def counted(config, options, batch_size=1):
 def test_published_figures(name):
     config, options, parameters, macs = PUBLISHED[name]
     counted_here = counted(config, options)
-    assert round(counted_here.parameters / 1e6, 3) == parameters
-    assert round(counted_here.macs_per_image / 1e9, 3) == macs
+    assert counted_here.parameters / 1e6 == pytest.approx(parameters, abs=6e-4)  # one of them was rounded twice
+    assert counted_here.macs_per_image / 1e9 == pytest.approx(macs, abs=5e-4)
     assert counted_here.flops_per_image == 2 * counted_here.macs_per_image
     assert counted_here.macs.other == 0
 
@@ -76,10 +78,8 @@ def test_a_real_module_is_counted_by_kind_and_left_as_it_is():
 
 def test_attention_products_are_counted():
     config = UNetConfig(channels=32, multipliers=(1,), blocks=1, attention_at=(8,), heads=2)
-    attended, plain = (
-        counted(config, {"size": 8}),
-        counted(UNetConfig(channels=32, multipliers=(1,), blocks=1, attention_at=()), {"size": 8}),
-    )
+    attended = counted(config, {"size": 8})
+    plain = counted(replace(config, attention_at=()), {"size": 8})
     # Attention in the middle, in one block down and two up; each two products of positions x positions x channels.
     assert plain.macs.attention == 2 * 64 * 64 * 32
     assert attended.macs.attention == 4 * plain.macs.attention

@@ -1,6 +1,6 @@
 """`iddpm sample`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,8 +22,9 @@ class Arguments:
     num: int = 16
     """Number of pictures."""
     steps: str | None = None
-    """Sampling steps; None: 100, or T where that is less. 100 (evenly spaced, the last trained index first), 10,15,20 (by section, nearest the data first),
-    ddim50 (integer stride from 0), at:0,250,999 (exactly these). Never more than the run's T."""
+    """Sampling steps; None: 100, or T where that is less. 100 (evenly spaced, from the last trained index on), 10,15,20
+    (by section, nearest the data first), ddim50 (integer stride from 0), at:0,250,999 (exactly these); never more than T.
+    For two runs, stages apart by '/': 100/27."""
     sampler: Literal["ancestral", "ddim"] = "ancestral"
     """ancestral uses the learned variance; ddim is better below about 50 steps."""
     eta: float | None = None
@@ -33,11 +34,12 @@ class Arguments:
     label: str | None = None
     """One class for all, by name or number; otherwise the classes take turns."""
     guidance: float = 1.0
-    """Weight of classifier-free guidance: 1 is none, larger follows the label more. Needs a run with label-drop."""
+    """Weight of classifier-free guidance: 1 is none, larger follows the label more. Needs a run trained with label-drop;
+    an upsampler is not guided."""
     weights: str = "ema"
     """ema (the run's first rate), ema-RATE, or model (not averaged)."""
     at_step: int | None = None
-    """Training step of the checkpoint; None: the newest."""
+    """Training step of the checkpoint; None: the newest (as for an upsampler always)."""
     batch_size: int | None = None
     """Pictures at once; None: chosen by device and size."""
     precision: Literal["float32", "bf16"] | None = None
@@ -51,13 +53,14 @@ class Arguments:
 def run(argv: list[str]) -> None:
     """Parse and run."""
     arguments = parse(Arguments, argv, prog="sample")
-    from iddpm.cli.steps import sampler_of, steps_of
+    from iddpm.cli.steps import sampler_of, stages_of
     from iddpm.commands.draw import SampleRequest
     from iddpm.commands.sample import sample
 
+    steps, up_steps = stages_of(arguments.steps, 1 if arguments.up is None else 2)
     request = SampleRequest(
         num=arguments.num,
-        steps=None if arguments.steps is None else steps_of(arguments.steps),
+        steps=steps,
         sampler=sampler_of(arguments.sampler, arguments.eta),
         seed=arguments.seed,
         label=arguments.label,
@@ -69,7 +72,8 @@ def run(argv: list[str]) -> None:
         device=arguments.device,
     )
     with telling() as listener:
-        facts = sample(arguments.run, request, arguments.up, listener)
+        up_request = replace(request, steps=up_steps, guidance=1.0, step=None)
+        facts = sample(arguments.run, request, arguments.up, listener, up_request=up_request)
     if arguments.json:
         print_json(facts)
         return

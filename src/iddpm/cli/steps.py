@@ -6,10 +6,9 @@ from iddpm.diffusion.samplers import Ancestral, Ddim, Sampler
 from iddpm.diffusion.spacing import StepsSpec, parse_steps
 from iddpm.runtime.errors import ConfigError
 
-__all__ = ["STEPS_HELP", "SamplerName", "sampler_of", "steps_of"]
+__all__ = ["SamplerName", "sampler_of", "stages_of", "steps_of"]
 
 SamplerName = Literal["ancestral", "ddim"]
-STEPS_HELP = "100 (evenly spaced), 10,15,20 (by section), ddim50 (the DDIM paper's), at:0,250,999 (these)"
 
 
 def sampler_of(name: SamplerName, eta: float | None) -> Sampler:
@@ -29,3 +28,20 @@ def sampler_of(name: SamplerName, eta: float | None) -> Sampler:
 def steps_of(text: str) -> StepsSpec:
     """The steps of a text; see `iddpm.diffusion.spacing`."""
     return parse_steps(text)
+
+
+def stages_of(text: str | None, stages: int) -> tuple[StepsSpec | None, StepsSpec | None]:
+    """The steps of each stage, "100/27"; one text serves both.
+
+    Raises:
+        ConfigError: More stages than there are runs, or steps that cannot be read.
+    """
+    if text is None:
+        return None, None
+    parts = text.split("/")
+    if len(parts) > stages:
+        raise ConfigError(
+            f"--steps {text}: {len(parts)} stages for {stages} run", "give steps for each run, apart by '/'"
+        )
+    specs = [steps_of(part) for part in parts]
+    return specs[0], specs[-1]

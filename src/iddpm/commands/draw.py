@@ -88,7 +88,7 @@ def draw_samples(
         num=request.num,
         shape=(data.channels, data.size, data.size),
         seed=derived_seed(request.seed, Stream.SAMPLE_START, stage) if stage else request.seed,
-        batch_size=request.batch_size or default_batch_size(opened.device, data.size),
+        batch_size=request.batch_size or min(default_batch_size(opened.device, data.size), request.num),
         labels=labels,
         low_res=low_res,
     )
@@ -185,5 +185,6 @@ def _picture(samples: Samples) -> Image.Image:
     scale = max(1, _SHEET_SIDE // shown.shape[1])
     if samples.labels is not None and len(np.unique(samples.labels)) > 1:
         names, labels = samples.facts["class_names"], samples.labels[:_SHEET_MOST]
-        return contact_sheet(shown, labels, names, per_class=10, scale=scale)
+        columns = min(10, int(np.unique(labels, return_counts=True)[1].max()))
+        return contact_sheet(shown, labels, names, per_class=columns, scale=scale)
     return grid(shown, columns=min(10, len(shown)), scale=scale)

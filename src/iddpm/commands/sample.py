@@ -19,7 +19,14 @@ from iddpm.runtime.world import open_world
 __all__ = ["sample"]
 
 
-def sample(path: Path, request: SampleRequest, up: Path | None = None, listener: Listener = SILENT) -> dict[str, Any]:
+def sample(
+    path: Path,
+    request: SampleRequest,
+    up: Path | None = None,
+    listener: Listener = SILENT,
+    *,
+    up_request: SampleRequest | None = None,
+) -> dict[str, Any]:
     """Draw samples from a run and save them; what is there already is not drawn again.
 
     Args:
@@ -27,6 +34,7 @@ def sample(path: Path, request: SampleRequest, up: Path | None = None, listener:
         request: What to draw.
         up: The run directory of an upsampler that enlarges the pictures (the result lies in it).
         listener: Told the progress.
+        up_request: How the upsampler draws; None: as `request` says.
 
     Returns:
         What `samples.json` holds, with the folder's path.
@@ -40,14 +48,15 @@ def sample(path: Path, request: SampleRequest, up: Path | None = None, listener:
     if up is None:
         _refuse_lone_upsampler(opened)
         return _once(opened.run, key, listener, lambda: draw_samples(opened, request, listener=listener))
-    upper = _open(up, request, device, listener)
+    up_request = up_request or request
+    upper = _open(up, up_request, device, listener)
     _check_cascade(opened, upper)
-    whole_key = f"{key}-of-{opened.run.path.name}-by-{sample_key(upper, request)}"
+    whole_key = f"{key}-of-{opened.run.path.name}-by-{sample_key(upper, up_request)}"
 
     def cascade() -> Samples:
         base = draw_samples(opened, request, listener=listener)
         low_res = torch.from_numpy(base.images).permute(0, 3, 1, 2)
-        return draw_samples(upper, request, low_res=low_res, stage=1, listener=listener)
+        return draw_samples(upper, up_request, low_res=low_res, stage=1, listener=listener)
 
     return _once(upper.run, whole_key, listener, cascade)
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from iddpm.artifacts.run_dir import open_run_dir
-from iddpm.cost.counts import Counts, count
+from iddpm.cost.counts import Counts, counts
 from iddpm.experiment.build import build_net, net_inputs
 from iddpm.experiment.config import RunConfig
 from iddpm.experiment.identity import config_from_json, config_to_json
@@ -19,7 +19,8 @@ __all__ = ["counts_of", "list_recipes", "show"]
 def counts_of(config: RunConfig) -> Counts:
     """Parameters, MACs and FLOPs of a config's network, on the meta device."""
     meta = torch.device("meta")
-    return count(build_net(config, meta), **net_inputs(config, 1, meta))
+    inputs: dict[str, Any] = dict(net_inputs(config, 1, meta))
+    return counts(build_net(config, meta), **inputs)
 
 
 def list_recipes() -> list[dict[str, Any]]:
@@ -73,13 +74,13 @@ def _hint(name: str) -> str:
 
 
 def _facts(config: RunConfig) -> dict[str, Any]:
-    counts = counts_of(config)
+    found = counts_of(config)
     images = config.train.steps * config.train.batch_size
     return {
-        "parameters": counts.parameters,
-        "macs_per_image": counts.macs_per_image,
-        "flops_per_image": counts.flops_per_image,
+        "parameters": found.parameters,
+        "macs_per_image": found.macs_per_image,
+        "flops_per_image": found.flops_per_image,
         "train_images": images,
-        "train_flops": 3 * counts.flops_per_image * images,
+        "train_flops": found.training_flops_per_image * images,
         "config": config_to_json(config),
     }

@@ -10,7 +10,6 @@ import torch
 from iddpm.artifacts.run_dir import RunDir, open_run_dir, start_run_dir
 from iddpm.commands.preview import preview_hook
 from iddpm.commands.store import store_for
-from iddpm.cost.counts import count_parameters
 from iddpm.data.loader import Batches
 from iddpm.data.store import Store
 from iddpm.experiment.build import build_net, build_task
@@ -118,7 +117,7 @@ def config_for_store(config: RunConfig, store: Store) -> RunConfig:
 def _free_place(out: Path) -> Path:
     out = Path(out).resolve()
     check_writable(out)
-    if not (out / "config.json").is_file() and any(out.iterdir()):
+    if not (out / "config.json").is_file() and any(path.name != "provenance.json" for path in out.iterdir()):
         raise OutputError(f"{out} is not empty and holds no run", "give an empty or a new folder with --out")
     return out
 
@@ -158,10 +157,11 @@ def _announce(
     run: RunDir, config: RunConfig, store: Store, state: TrainState, world: World, listener: Listener
 ) -> None:
     train = config.train
+    parameters = sum(parameter.numel() for parameter in state.task.module.parameters())
     classes = f", {config.data.classes} classes" if config.data.classes else ""
     listener.say(f"run: {run.path}")
     listener.say(
-        f"{config.recipe}: {count_parameters(state.task.module) / 1e6:.2f}M parameters on {describe_device(world.device)} "
+        f"{config.recipe}: {parameters / 1e6:.2f}M parameters on {describe_device(world.device)} "
         f"in {resolve_precision(train.precision, world.device)}, learning rate {train.lr:g}"
     )
     listener.say(

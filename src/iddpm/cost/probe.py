@@ -8,7 +8,11 @@ __all__ = ["seconds_per_call"]
 
 
 def seconds_per_call(
-    call: Callable[[], object], *, at_least: int = 5, seconds: float = 5.0, clock: Callable[[], float] = time.perf_counter
+    call: Callable[[], object],
+    *,
+    at_least: int = 5,
+    seconds: float = 5.0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> float:
     """Median seconds of a call, after one that is not counted.
 

@@ -6,9 +6,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from iddpm.data.loader import Batch
+from iddpm.data.store import label_of
 from iddpm.diffusion.denoiser import Cond
 from iddpm.experiment.config import DataConfig
-from iddpm.runtime.errors import ConfigError
+from iddpm.runtime.errors import ConfigError, DataError
 
 __all__ = ["conditioning", "low_resolution", "null_label", "sample_labels"]
 
@@ -51,15 +52,8 @@ def sample_labels(data: DataConfig, num: int, asked: str | None) -> Int[Tensor, 
         return None
     if asked is None:
         return torch.arange(num) % data.classes
-    return torch.full((num,), _label_of(data, asked))
-
-
-def _label_of(data: DataConfig, asked: str) -> int:
-    names = data.class_names or tuple(str(number) for number in range(data.classes or 0))
-    if asked in names:
-        return names.index(asked)
-    # A number is a label only where no class is called by a number, so that "10" cannot mean two things.
-    if asked.isdecimal() and int(asked) < len(names) and not any(name.isdecimal() for name in names):
-        return int(asked)
-    shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    raise ConfigError(f"--label {asked}: the run has no such class", f"allowed: {shown}")
+    names = data.class_names or tuple(str(number) for number in range(data.classes))
+    try:
+        return torch.full((num,), label_of(names, asked))
+    except DataError as error:
+        raise ConfigError(f"--label {asked}: the run has no such class", error.fix) from None

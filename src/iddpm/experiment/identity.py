@@ -18,7 +18,7 @@ from iddpm.training.settings import Optimizer, RateSchedule
 
 __all__ = ["MAY_CHANGE", "check_same_run", "config_from_json", "config_to_json", "differences"]
 
-MAY_CHANGE = frozenset(
+MAY_CHANGE = frozenset({"data.source"}) | frozenset(
     f"train.{name}"
     for name in (
         "steps",
@@ -31,7 +31,8 @@ MAY_CHANGE = frozenset(
         "preview_every",
     )
 )
-"""Paths that may differ on resume: how far, in what layout and arithmetic, and how often it reports."""
+"""Paths that may differ on resume: how far, in what layout and arithmetic, how often it reports, and where the data lies
+(what it is, data.content_hash, may not)."""
 
 _CONVERTER = make_converter(forbid_extra_keys=True)
 for _union in (Schedule, Objective, TimestepSampling, Optimizer, RateSchedule):

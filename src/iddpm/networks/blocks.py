@@ -3,33 +3,33 @@
 Parameter names are those of the published checkpoints, hence the sequences whose activations hold no parameters.
 """
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from iddpm.networks.norm import normalized
+from iddpm.networks.norm import GroupNorm
 
 __all__ = [
-    "GROUPS",
     "Attention",
     "AttentionOrder",
     "Downsample",
-    "ResidualBlock",
     "Resampling",
+    "ResidualBlock",
     "Upsample",
+    "resampled",
     "zeroed",
 ]
 
 AttentionOrder = Literal["heads_first", "qkv_first"]
 Resampling = Literal["up", "down"]
 
-GROUPS = 32
+_M = TypeVar("_M", bound=nn.Module)
 
 
-def zeroed(module: nn.Module) -> nn.Module:
+def zeroed(module: _M) -> _M:
     """The module with all its parameters at zero."""
     for parameter in module.parameters():
         nn.init.zeros_(parameter)
@@ -63,12 +63,10 @@ class ResidualBlock(nn.Module):
         self.dropout = dropout
         self.resampling: Resampling | None = resampling
         embedded = 2 * out_channels if scale_shift_norm else out_channels
-        self.in_layers = nn.Sequential(
-            nn.GroupNorm(GROUPS, channels), nn.SiLU(), nn.Conv2d(channels, out_channels, 3, padding=1)
-        )
+        self.in_layers = nn.Sequential(GroupNorm(channels), nn.SiLU(), nn.Conv2d(channels, out_channels, 3, padding=1))
         self.emb_layers = nn.Sequential(nn.SiLU(), nn.Linear(embedding_channels, embedded))
         self.out_layers = nn.Sequential(
-            nn.GroupNorm(GROUPS, out_channels),
+            GroupNorm(out_channels),
             nn.SiLU(),
             nn.Dropout(dropout),
             zeroed(nn.Conv2d(out_channels, out_channels, 3, padding=1)),
@@ -81,14 +79,14 @@ class ResidualBlock(nn.Module):
         in_norm, _, in_conv = self.in_layers
         out_norm, _, _, out_conv = self.out_layers
         _, project = self.emb_layers
-        h = normalized(x, in_norm)
+        h = in_norm(x)
         if self.resampling:
             h, x = resampled(h, self.resampling), resampled(x, self.resampling)
         h = in_conv(h)
         if self.scale_shift_norm:
-            h = normalized(h, out_norm, *project(embedding).chunk(2, dim=1))
+            h = out_norm(h, *project(embedding).chunk(2, dim=1))
         else:
-            h = normalized(h + project(embedding).to(h.dtype)[:, :, None, None], out_norm)
+            h = out_norm(h + project(embedding).to(h.dtype)[:, :, None, None])
         if self.dropout and self.training:
             h = F.dropout(h, self.dropout)
         return self.skip_connection(x) + out_conv(h)
@@ -108,13 +106,13 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.order: AttentionOrder = order
-        self.norm = nn.GroupNorm(GROUPS, channels)
+        self.norm = GroupNorm(channels, silu=False)
         self.qkv = nn.Conv1d(channels, 3 * channels, 1)
         self.proj_out = zeroed(nn.Conv1d(channels, channels, 1))
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         """Positions are rows here and channels columns, so that q, k and v are contiguous where attention is fused."""
-        tokens = normalized(x, self.norm, silu=False).flatten(2).transpose(1, 2)
+        tokens = self.norm(x).flatten(2).transpose(1, 2)
         b, positions, channels = tokens.shape
         qkv = F.linear(tokens, self.qkv.weight.squeeze(2), self.qkv.bias)
         if self.order == "heads_first":

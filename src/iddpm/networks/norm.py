@@ -12,28 +12,40 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = ["normalized"]
+__all__ = ["GROUPS", "GroupNorm"]
+
+GROUPS = 32
 
 
-def normalized(
-    x: Float[Tensor, "b c h w"],
-    norm: nn.GroupNorm,
-    scale: Float[Tensor, "b c"] | None = None,
-    shift: Float[Tensor, "b c"] | None = None,
-    *,
-    silu: bool = True,
-) -> Float[Tensor, "b c h w"]:
-    """Group norm, times `1 + scale`, plus `shift`, then SiLU; in the type of `x`, with sums in float32 or better.
+class GroupNorm(nn.GroupNorm):
+    """Group norm of 32 groups, then times `1 + scale`, plus `shift`, then SiLU; in the type of its input.
 
-    Neither way goes through F.group_norm, for which autocast would cast the whole map to float32 and back.
+    Sums are taken in float32 or better. Neither way goes through F.group_norm, for which autocast would cast the whole
+    map to float32 and back.
+
+    Args:
+        channels: Width of the map, a multiple of 32.
+        silu: Whether SiLU follows.
     """
-    weight, bias = norm.weight[None], norm.bias[None]
-    if scale is not None and shift is not None:
-        weight, bias = weight * (1 + scale), torch.addcmul(shift, bias, 1 + scale)
-    if _is_channels_last(x):
-        return _ChannelsLastNorm.apply(x, weight, bias, norm.num_groups, norm.eps, silu)
-    y = _contiguous_norm(x.contiguous(), weight.to(x.dtype), bias.to(x.dtype), norm.num_groups, norm.eps)
-    return F.silu(y) if silu else y
+
+    def __init__(self, channels: int, *, silu: bool = True):
+        super().__init__(GROUPS, channels)
+        self.silu = silu
+
+    def forward(
+        self,
+        input: Float[Tensor, "b c h w"],
+        scale: Float[Tensor, "b c"] | None = None,
+        shift: Float[Tensor, "b c"] | None = None,
+    ) -> Float[Tensor, "b c h w"]:
+        """The map, normalized."""
+        x, weight, bias = input, self.weight[None], self.bias[None]
+        if scale is not None and shift is not None:
+            weight, bias = weight * (1 + scale), torch.addcmul(shift, bias, 1 + scale)
+        if _is_channels_last(x):
+            return _ChannelsLastNorm.apply(x, weight, bias, self.num_groups, self.eps, self.silu)
+        y = _contiguous_norm(x.contiguous(), weight.to(x.dtype), bias.to(x.dtype), self.num_groups, self.eps)
+        return F.silu(y) if self.silu else y
 
 
 def _is_channels_last(x: Tensor) -> bool:
@@ -41,16 +53,17 @@ def _is_channels_last(x: Tensor) -> bool:
 
 
 def _contiguous_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
-    """torch's kernel, in one pass over the map.
+    """The kernel of F.group_norm, in one pass over the map.
 
     It takes one weight a channel. Where each example has its own, the batch is folded into the channels: one example
     of b x c channels in b x groups groups.
     """
     b, c, h, w = x.shape
-    folded = len(weight)
-    return torch.native_group_norm(
-        x, weight.flatten(), bias.flatten(), b // folded, c * folded, h * w, groups * folded, eps
-    )[0]
+    folds = len(weight)
+    y = x.view(b // folds, c * folds, h, w)
+    weight, bias = weight.flatten(), bias.flatten()
+    y, _, _ = torch.native_group_norm(y, weight, bias, b // folds, c * folds, h * w, groups * folds, eps)
+    return y.view(x.shape)
 
 
 class _ChannelsLastNorm(torch.autograd.Function):
@@ -71,10 +84,12 @@ class _ChannelsLastNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # its stub names ctx as a keyword
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, rstd = ctx.saved_tensors
         x_dtype, x = x.dtype, x.to(mean.dtype)
-        grad = grad.to(mean.dtype)
+        grad = grad_outputs[0].to(mean.dtype)
         if ctx.silu:
             grad = torch.ops.aten.silu_backward(grad, _affine(x, weight, bias, mean, rstd))
         grad_bias = grad.sum((2, 3))

@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from iddpm.networks.blocks import (
-    GROUPS,
     Attention,
     AttentionOrder,
     Downsample,
@@ -23,10 +22,10 @@ from iddpm.networks.blocks import (
 )
 from iddpm.networks.embedding import time_embedding
 from iddpm.networks.layout import default_multipliers, level_widths
-from iddpm.networks.norm import normalized
+from iddpm.networks.norm import GROUPS, GroupNorm
 from iddpm.runtime.errors import ConfigError
 
-__all__ = ["UNet", "UNetConfig"]
+__all__ = ["Stage", "UNet", "UNetConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +142,7 @@ class UNet(nn.Module):
         self.input_blocks, skips = self._way_down(in_channels + low_res_channels)
         self.middle_block = self._middle()
         self.output_blocks = self._way_up(skips)
-        self.out = nn.Sequential(
-            nn.GroupNorm(GROUPS, width), nn.SiLU(), zeroed(nn.Conv2d(width, out_channels, 3, padding=1))
-        )
+        self.out = nn.Sequential(GroupNorm(width), nn.SiLU(), zeroed(nn.Conv2d(width, out_channels, 3, padding=1)))
 
     def forward(
         self,
@@ -175,16 +172,16 @@ class UNet(nn.Module):
         for stage in self.output_blocks:
             h = stage(torch.cat([h, skips.pop()], dim=1), embedding)
         norm, _, conv = self.out
-        return conv(normalized(h, norm))
+        return conv(norm(h))
 
     def use_memory_format(self, memory_format: torch.memory_format) -> "UNet":
         """Lays maps and convolution weights out in `memory_format` from now on; the values stay."""
         self.memory_format = memory_format
-        return self.to(memory_format=memory_format)
+        return self.to(memory_format=memory_format)  # pyright: ignore[reportCallIssue]  # documented, not in its stubs
 
     def _embedding(self, time: Tensor, label: Tensor | None) -> Tensor:
-        first = self.time_embed[0]
-        embedding = self.time_embed(time_embedding(time, self.config.channels).to(first.weight.dtype))
+        dtype = next(self.time_embed.parameters()).dtype
+        embedding = self.time_embed(time_embedding(time, self.config.channels).to(dtype))
         return embedding if label is None else embedding + self.label_emb(label)
 
     def _check_conditioning(self, label: Tensor | None, low_res: Tensor | None, noise_level: Tensor | None) -> None:
@@ -202,21 +199,21 @@ class UNet(nn.Module):
     def _way_down(self, in_channels: int) -> tuple[nn.ModuleList, list[int]]:
         """The stages of the way down, and the width of what each leaves for the way up."""
         width = self.config.channels * self.multipliers[0]
-        stages = [Stage(nn.Conv2d(in_channels, width, 3, padding=1))]
+        stages = [Stage([nn.Conv2d(in_channels, width, 3, padding=1)])]
         skips = [width]
         for level, multiplier in enumerate(self.multipliers):
             for _ in range(self.config.blocks):
-                stages.append(Stage(*self._block(width, self.config.channels * multiplier, level)))
+                stages.append(Stage(self._block(width, self.config.channels * multiplier, level)))
                 width = self.config.channels * multiplier
                 skips.append(width)
             if level < len(self.multipliers) - 1:
-                stages.append(Stage(self._resample(width, "down")))
+                stages.append(Stage([self._resample(width, "down")]))
                 skips.append(width)
         return nn.ModuleList(stages), skips
 
     def _middle(self) -> "Stage":
         width = self.config.channels * self.multipliers[-1]
-        return Stage(self._residual(width, width), self._attention(width), self._residual(width, width))
+        return Stage([self._residual(width, width), self._attention(width), self._residual(width, width)])
 
     def _way_up(self, skips: list[int]) -> nn.ModuleList:
         skips = list(skips)
@@ -228,7 +225,7 @@ class UNet(nn.Module):
                 width = self.config.channels * multiplier
                 if level and index == self.config.blocks:
                     layers.append(self._resample(width, "up"))
-                stages.append(Stage(*layers))
+                stages.append(Stage(layers))
         return nn.ModuleList(stages)
 
     def _block(self, channels: int, out_channels: int, level: int) -> list[nn.Module]:
@@ -256,7 +253,7 @@ class UNet(nn.Module):
         return Downsample(channels) if resampling == "down" else Upsample(channels)
 
 
-class Stage(nn.Sequential):
+class Stage(nn.ModuleList):
     """Layers in sequence, the residual blocks among them given the embedding too."""
 
     def forward(self, x: Float[Tensor, "b c h w"], embedding: Float[Tensor, "b e"]) -> Float[Tensor, "b d i j"]:

@@ -18,7 +18,7 @@ Events = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantity:
+class _Quantity:
     """One number of the journal: where it stands, what it is called, how to read it."""
 
     path: str
@@ -31,34 +31,34 @@ class Quantity:
 
 
 QUANTITIES = (
-    Quantity(
+    _Quantity(
         path="loss",
         title="Loss",
         unit="as optimized",
         reading="What training pushes down: what the recipe's objective makes of the terms beside it.",
     ),
-    Quantity(
+    _Quantity(
         path="parts.mse",
         title="Error of the prediction",
         unit="mean square, noise has 1",
         reading="How far off the network's guess of its target is, which for most recipes is the noise in "
         "the picture. 1 is no better than guessing nothing; it cannot reach 0.",
     ),
-    Quantity(
+    _Quantity(
         path="parts.bound",
         title="Bound, sampled",
         unit="bits/dim",
         reading="A noisy one-timestep estimate of the bits that each colour value costs. It may wander widely: the "
         "exact figure, summed over all timesteps, is under “Bits per dim”.",
     ),
-    Quantity(
+    _Quantity(
         path="grad_norm",
         title="Gradient norm",
         unit="before clipping",
         reading="Length of the step that the loss asks for. Spikes are single hard batches; a lasting climb "
         "means trouble.",
     ),
-    Quantity(
+    _Quantity(
         path="lr",
         title="Learning rate",
         unit="no unit",
@@ -68,7 +68,7 @@ QUANTITIES = (
         smooth=False,
     ),
 )
-SPEED = Quantity(
+SPEED = _Quantity(
     path="images_per_second",
     title="Speed",
     unit="images/s",
@@ -109,7 +109,7 @@ def left_out(events: Events) -> int:
     return curve(kept_steps(events), "loss").left_out
 
 
-def _chart(quantity: Quantity, runs: Sequence[tuple[str, Events]], marks: Sequence[float]) -> Chart | None:
+def _chart(quantity: _Quantity, runs: Sequence[tuple[str, Events]], marks: Sequence[float]) -> Chart | None:
     curves = [(name, curve(steps, quantity.path)) for name, steps in runs]
     if not any(len(line) for _, line in curves):
         return None
@@ -165,7 +165,7 @@ def _drawn(lines: Sequence[Line], smooth: bool) -> str:
     return f" Line: mean of the {window(len(lines[0].curve))} nearest logged values{'; faint: each of them.' if lines[0].raw else '.'}"
 
 
-def _numbers(curves: Sequence[tuple[str, Curve]], quantity: Quantity) -> Table:
+def _numbers(curves: Sequence[tuple[str, Curve]], quantity: _Quantity) -> Table:
     """At most ten points of each drawn line."""
     if len(curves) == 1:
         name_and_line = [(quantity.unit, curves[0][1])]

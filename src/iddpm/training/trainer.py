@@ -13,7 +13,6 @@ from iddpm.runtime.errors import TrainingError
 from iddpm.runtime.telling import Listener
 from iddpm.runtime.world import World
 from iddpm.training.meter import Meter, PhaseClock, peak_memory_bytes
-from iddpm.training.pace import Pace
 from iddpm.training.settings import TrainConfig, learning_rate
 from iddpm.training.state import TrainState, save_state
 from iddpm.training.step import train_step
@@ -57,7 +56,6 @@ class Session:
 
     def __post_init__(self) -> None:
         self._meter = Meter(self.state.task.timesteps)
-        self._pace = Pace(self.state.step, self.config.steps)
         # A state that is not new came from a checkpoint, so that there is one of its step.
         self._first_step, self._saved_at = self.state.step, self.state.step or -1
         self._began, self._elapsed_before = time.perf_counter(), self.state.elapsed_seconds
@@ -70,7 +68,6 @@ class Session:
         with self.clock.phase("data"):
             batch = next(batches)[1].to(self.world.device)
         self._meter.add(*train_step(state, batch, config, self.world, self.clock))
-        self._pace.mark(state.step)
         for hook in self.hooks:
             if (event := hook(state)) is not None:
                 self.journal.write(**event)
@@ -89,6 +86,7 @@ class Session:
         state, now = self.state, time.perf_counter()
         reading = self._meter.read()
         if not (math.isfinite(reading["loss"]) and math.isfinite(reading["grad_norm"])):
+            self.journal.write("failed", step=state.step, reason="the loss or the gradient is no longer finite")
             raise TrainingError(
                 f"step {state.step}: loss {reading['loss']}, gradient norm {reading['grad_norm']}: no longer finite",
                 "no checkpoint holds it; take a lower --train.lr or a --train.grad-clip in a new run",
