@@ -101,7 +101,15 @@ def test_what_may_change_on_resume_is_told(config, name):
 
 
 def test_every_path_that_may_change_is_covered_here():
-    assert {f"train.{name}" for name in CHANGES} == MAY_CHANGE
+    assert {f"train.{name}" for name in CHANGES} | {"data.source"} == MAY_CHANGE
+
+
+def test_the_same_data_may_lie_elsewhere_on_resume(config):
+    moved = replace(config, data=replace(config.data, source="elsewhere"))
+    assert check_same_run(config, moved) == {"data.source": (config.data.source, "elsewhere")}
+    other = replace(config, data=replace(config.data, source="elsewhere", content_hash="f" * 64))
+    with pytest.raises(ConfigError, match=r"data\.content_hash"):
+        check_same_run(config, other)
 
 
 @pytest.mark.parametrize(
