@@ -98,19 +98,20 @@ def _upsample(name: str) -> RunConfig:
 
 
 def _demo(name: str) -> RunConfig:
+    """Chosen for a few minutes on two CPU cores: see docs/decisions/0004-demo.md."""
     return RunConfig(
         recipe=name,
         data=DataConfig(source="avatars", size=32, classes=10),
-        diffusion=DiffusionConfig(schedule=Cosine(timesteps=1000)),
-        net=UNetConfig(channels=32, multipliers=(1, 2, 4), blocks=1, attention_at=(8,), heads=4),
-        optimizer=Adam(),
+        diffusion=DiffusionConfig(schedule=Cosine(timesteps=1000), target="v"),
+        net=UNetConfig(channels=32, multipliers=(1, 2, 3, 4), blocks=1, attention_at=(8,), heads=4),
+        optimizer=Adam(beta2=0.99),
         train=TrainConfig(
             steps=1500,
-            batch_size=32,
-            lr=1e-3,
-            lr_schedule=CosineRate(warmup_steps=50, final=0.05),
+            batch_size=16,
+            lr=1.5e-3,
+            lr_schedule=CosineRate(warmup_steps=50, final=0.02),
             grad_clip=1.0,
-            ema=(0.995,),
+            ema=(0.998,),
             log_every=25,
             checkpoint_every=1000,
         ),
