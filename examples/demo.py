@@ -52,7 +52,7 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     flags.add_argument("--out", type=Path, default=Path("runs/demo"), help="run directory (default: %(default)s)")
     flags.add_argument(
-        "--minutes", type=float, default=8.8, help="time for everything, in minutes (default: %(default)s)"
+        "--minutes", type=float, default=8.4, help="time for everything, in minutes (default: %(default)s)"
     )
     arguments = flags.parse_args()
     try:
@@ -60,6 +60,8 @@ def main() -> None:
             run(arguments.out, arguments.minutes * 60, listener)
     except IddpmError as error:
         raise SystemExit(f"demo: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit("demo: interrupted; `make demo` goes on from what is there") from None
 
 
 def run(out: Path, seconds: float, listener: Listener) -> None:
@@ -69,15 +71,17 @@ def run(out: Path, seconds: float, listener: Listener) -> None:
     listener.say(
         f"iddpm demo on {describe_device(open_world().device)}: it has {duration(seconds)}, and says what it does with them"
     )
-    store, _ = store_for(config.data.source, config.data.size, config.data.channels, listener)
+    store, prepare_seconds = store_for(config.data.source, config.data.size, config.data.channels, listener)
     if (out / "config.json").is_file():
         config = replace(config, train=config_from_json(open_run_dir(out).config).train)
         foretold = None
     else:
         config, foretold = _planned(config, config_for_store(config, store), store, seconds, began, listener)
-    train(config, out, listener=listener)
+    trained = train(config, out, prepare_seconds=prepare_seconds, listener=listener)
     if foretold is not None:
-        write_json(out / "forecast.json", foretold)
+        write_json(out / "forecast.json", {name: foretold[name] for name in ("training_seconds", "seconds_per_step")})
+    if trained.stopped_by is not None:
+        raise KeyboardInterrupt
     for sampler in SAMPLERS:
         for steps in BUDGETS:
             sample(
@@ -121,15 +125,24 @@ def _measure(config: RunConfig, store) -> tuple[float, float]:
     net = build_net(config, world.device)
     state = new_state(build_task(config, net, world.device), config.optimizer, config.train)
     batch = Batches(store, "train", config.train.batch_size, config.train.seed).at(0).to(world.device)
-    step_seconds = seconds_per_call(lambda: train_step(state, batch, config.train, world, PhaseClock()))
+    step_seconds = seconds_per_call(
+        lambda: _finished(train_step(state, batch, config.train, world, PhaseClock()), world.device)
+    )
     denoiser = build_denoiser(config, net.eval(), config.train.precision, world.device)
     rows = PICTURES
     x = torch.randn(rows, config.data.channels, config.data.size, config.data.size, device=world.device)
     t = torch.full((rows,), 500, device=world.device)
     cond = Cond(label=torch.arange(rows, device=world.device) % (config.data.classes or 1))
     with torch.inference_mode():
-        batch_seconds = seconds_per_call(lambda: denoiser(x, t, cond), seconds=2.0)
+        batch_seconds = seconds_per_call(lambda: _finished(denoiser(x, t, cond), world.device), seconds=2.0)
     return step_seconds, batch_seconds / rows
+
+
+def _finished(result: object, device: torch.device) -> object:
+    """Wait for the device; a GPU only queues what it is told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return result
 
 
 if __name__ == "__main__":

@@ -115,8 +115,9 @@ def test_weights_and_checkpoints_have_files_of_their_own(run):
 
 def test_store_that_is_gone_is_told_and_can_be_given(run, small_digits, tmp_path):
     moved = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations"))
-    provenance = json.loads((moved / "provenance.json").read_text())
-    (moved / "provenance.json").write_text(json.dumps(provenance | {"store": str(tmp_path / "gone")}))
+    journal = moved / "journal.jsonl"
+    start = json.loads(journal.read_text().splitlines()[0])
+    journal.write_text(json.dumps(start | {"store": str(tmp_path / "gone")}) + "\n")
     with pytest.raises(DataError, match=r"gone is gone") as refused:
         measure(moved)
     assert "--data" in str(refused.value.fix)

@@ -68,8 +68,8 @@ def test_train_steps_are_those_asked_for_last(run, small_digits, tmp_path):
 
 def test_store_that_is_gone_costs_the_held_out_pictures_alone(run, tmp_path):
     moved = shutil.copytree(run, tmp_path / "moved")
-    text = (moved / "provenance.json").read_text()
-    (moved / "provenance.json").write_text(text.replace('"store": "', '"store": "/gone'))
+    text = (moved / "journal.jsonl").read_text()
+    (moved / "journal.jsonl").write_text(text.replace('"store": "', '"store": "/gone'))
     told = Lines()
     facts = report([moved], listener=told)
     assert "no held-out pictures" in told.text

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from iddpm.artifacts.checkpoint import list_checkpoints
+from iddpm.artifacts.run_dir import locked, open_run_dir
 from iddpm.commands.train import train
 from iddpm.data.sources import prepare
 from iddpm.experiment.identity import config_to_json
+from iddpm.experiment.recipes import recipe
 from iddpm.runtime.errors import ConfigError, DataError, OutputError, RunError
 from iddpm.training.settings import AdamW
 from tiny import Lines, cut, journalled, same, tensors_of, tiny_config
@@ -184,3 +186,52 @@ def test_run_says_where_it_came_from(config, whole, small_digits):
     assert written["data"]["classes"] == 10
     assert written["data"]["class_names"] == [str(digit) for digit in range(10)]
     assert written["train"] == json.loads(json.dumps(config_to_json(config)))["train"]
+
+
+def moments_apart(one, other):
+    """Relative distance of the optimizer's moments of the convolutions, which a wrong layout would permute."""
+    names = [name for name in one if name.startswith("optimizer/") and one[name].ndim == 4]
+    apart = sum(float((one[name] - other[name]).square().sum()) for name in names)
+    return (apart / sum(float(one[name].square().sum()) for name in names)) ** 0.5
+
+
+def test_channels_last_run_resumes_bit_for_bit(config, tmp_path):
+    laid_out = with_train(config, channels_last="yes", steps=6)
+    train(laid_out, tmp_path / "whole")
+    train(with_train(laid_out, steps=3), tmp_path / "parts")
+    train(laid_out, tmp_path / "parts")
+    assert same(tensors_of(tmp_path / "parts"), tensors_of(tmp_path / "whole"))
+
+
+def test_memory_layout_may_change_on_resume_and_the_moments_follow(config, tmp_path):
+    longer = with_train(config, steps=6)
+    train(longer, tmp_path / "whole")
+    train(with_train(longer, steps=3), tmp_path / "parts")
+    train(with_train(longer, channels_last="yes"), tmp_path / "parts")
+    assert moments_apart(tensors_of(tmp_path / "parts"), tensors_of(tmp_path / "whole")) < 1e-3
+
+
+def test_second_training_in_a_run_directory_is_refused_while_the_first_lasts(config, run):
+    with locked(run), pytest.raises(OutputError, match="another process"):
+        train(with_train(config, steps=5), run)
+    assert train(with_train(config, steps=5), run).step == 5
+
+
+def test_what_a_killed_save_left_is_removed(config, run):
+    left = run / "checkpoints" / ".000000005.abc.part"
+    left.mkdir()
+    train(with_train(config, steps=5), run)
+    assert not left.exists()
+
+
+def test_store_may_move_and_later_commands_find_it(config, run, small_digits, tmp_path):
+    moved = shutil.copytree(small_digits, tmp_path / "moved")
+    train(with_train(replace(config, data=replace(config.data, source=str(moved))), steps=5), run)
+    assert open_run_dir(run).store == str(moved)
+
+
+def test_recipe_of_the_paper_asks_for_its_pictures(tmp_path):
+    with pytest.raises(DataError, match="brings no pictures") as refused:
+        train(recipe("imagenet64").config(), tmp_path / "run")
+    assert "--data" in str(refused.value.fix)
+    assert not (tmp_path / "run").exists()

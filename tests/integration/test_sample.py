@@ -179,11 +179,12 @@ def test_requests_that_differ_have_folders_that_differ(trained):
     requests = [
         {}, {"sampler": Ddim()}, {"sampler": Ddim(eta=0.5)}, {"steps": EvenSteps(1)}, {"steps": SectionSteps((2, 1))},
         {"steps": ListedSteps((0, 9, 19))}, {"steps": ListedSteps(tuple(range(20)))}, {"steps": ListedSteps(tuple(range(19)))},
-        {"precision": "float32"}, {"seed": 1}, {"num": 5}, {"label": "1"}, {"guidance": 2.0},
+        {"seed": 1}, {"num": 5}, {"label": "1"}, {"guidance": 2.0},
     ]  # fmt: skip
     keys = [sample_key(opened(trained), request(**settings)) for settings in requests]
     keys += [sample_key(opened(trained, weights="model"), request()), sample_key(opened(trained, step=3), request())]
-    assert len(set(keys)) == len(requests) + 2
+    keys.append(sample_key(opened(trained, precision="bf16"), request()))
+    assert len(set(keys)) == len(requests) + 3
     assert all(re.fullmatch(r"[a-z0-9._-]{1,120}", key) for key in keys)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from iddpm.diffusion.objective import Simple
+from iddpm.diffusion.objective import Vlb
 from iddpm.experiment.identity import MAY_CHANGE, check_same_run, config_from_json, config_to_json, differences
 from iddpm.experiment.recipes import RECIPES, recipe
 from iddpm.runtime.errors import ConfigError, RunError
@@ -26,12 +26,12 @@ def test_every_recipe_comes_back_from_json(name):
 
 
 def test_variants_carry_their_name(config):
-    value = config_to_json(replace(config, objective=Simple(min_snr_gamma=5.0), optimizer=AdamW(weight_decay=0.1)))
-    assert value["objective"] == {"min_snr_gamma": 5.0, "kind": "Simple"}
+    value = config_to_json(replace(config, objective=Vlb(decoder="continuous"), optimizer=AdamW(weight_decay=0.1)))
+    assert value["objective"] == {"decoder": "continuous", "kind": "Vlb"}
     assert value["optimizer"]["kind"] == "AdamW"
     assert value["diffusion"]["schedule"]["kind"] == "Cosine"
     again = config_from_json(value)
-    assert (again.objective, again.optimizer) == (Simple(min_snr_gamma=5.0), AdamW(weight_decay=0.1))
+    assert (again.objective, again.optimizer) == (Vlb(decoder="continuous"), AdamW(weight_decay=0.1))
 
 
 def changed(config, path, value):
@@ -123,7 +123,7 @@ def test_the_same_data_may_lie_elsewhere_on_resume(config):
         ("data.size", lambda c: replace(c, data=replace(c.data, size=16))),
         ("data.content_hash", lambda c: replace(c, data=replace(c.data, content_hash="0"))),
         ("net.blocks", lambda c: replace(c, net=replace(c.net, blocks=2))),
-        ("objective.kind", lambda c: replace(c, objective=Simple())),
+        ("objective.kind", lambda c: replace(c, objective=Vlb())),
         ("optimizer.kind", lambda c: replace(c, optimizer=AdamW())),
     ],
 )

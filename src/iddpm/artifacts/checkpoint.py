@@ -105,7 +105,7 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
             f"{checkpoint.path}: format {manifest.get('schema')}, this version reads {SCHEMA}",
             "use the version that wrote it",
         )
-    for name, entry in manifest["files"].items():
+    for name, entry in manifest.get("files", {_STATE: {"bytes": None}}).items():
         file = checkpoint.path / name
         size = file.stat().st_size if file.is_file() else None
         if size != entry["bytes"]:

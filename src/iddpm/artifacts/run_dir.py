@@ -8,17 +8,20 @@ RUN/evaluations/<key>.json           likelihood and quality
 RUN/forecast.json  RUN/report/index.html
 """
 
+import contextlib
 import json
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from iddpm.artifacts.checkpoint import Checkpoint, check_checkpoint, list_checkpoints
 from iddpm.artifacts.journal import Journal, read_journal
-from iddpm.runtime.errors import RunError
+from iddpm.runtime.errors import OutputError, RunError
 from iddpm.runtime.files import check_writable, write_json
 
-__all__ = ["RunDir", "open_run_dir", "start_run_dir"]
+__all__ = ["RunDir", "locked", "open_run_dir", "start_run_dir"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,12 @@ class RunDir:
     def journal_path(self) -> Path:
         """The journal's file."""
         return self.path / "journal.jsonl"
+
+    @property
+    def store(self) -> str:
+        """Where the pictures lay when training last started."""
+        told = [event["store"] for event in self.events() if "store" in event]
+        return told[-1] if told else self.provenance["store"]
 
     def events(self) -> list[dict[str, Any]]:
         """The journal, oldest first."""
@@ -94,6 +103,36 @@ class RunDir:
                 return checkpoint, []
         steps = ", ".join(str(checkpoint.step) for checkpoint in list_checkpoints(self.checkpoints)) or "none"
         raise RunError(f"{self.path} holds no checkpoint of step {step}", f"it holds steps: {steps}")
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a run directory for training; what an earlier training that was killed left half-written is removed.
+
+    The lock goes with the process, however it ends.
+
+    Raises:
+        OutputError: Another process trains there, or the place cannot be written.
+    """
+    check_writable(path)
+    with (Path(path) / ".lock").open("a") as file:
+        if not _lock(file):
+            raise OutputError(f"another process is training in {path}", "wait for it, or give another --out")
+        for left in (Path(path) / "checkpoints").glob(".*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such lock
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def open_run_dir(path: Path) -> RunDir:

@@ -33,6 +33,8 @@ class Arguments:
     """Training step of the checkpoint; None: the newest."""
     batch_size: int = 32
     """Pictures at once."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """Arithmetic of the network."""
     device: str | None = None
     """cpu, cuda, cuda:N or mps; None: a CUDA device where there is one."""
     json: bool = False
@@ -54,6 +56,7 @@ def run(argv: list[str]) -> None:
         weights=arguments.weights,
         step=arguments.at_step,
         batch_size=arguments.batch_size,
+        precision=arguments.precision,
         device=arguments.device,
     )
     with telling() as listener:

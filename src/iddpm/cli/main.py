@@ -18,6 +18,9 @@ COMMANDS: dict[str, str] = {
 }
 
 
+_LESS_MEMORY = "use less at once: --train.micro-batch-size for train (the step stays the same), --batch-size elsewhere"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -51,6 +54,11 @@ def _run(name: str, arguments: list[str]) -> int:
     except IddpmError as error:
         print(f"iddpm {name}: {error}", file=sys.stderr)
         return error.exit_status
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's; importing torch for its name would cost a second
+            raise
+        print(f"iddpm {name}: {str(error).splitlines()[0]}\n{_LESS_MEMORY}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"\niddpm {name}: interrupted", file=sys.stderr)
         return 1

@@ -43,7 +43,7 @@ class Arguments:
     batch_size: int | None = None
     """Pictures at once; None: chosen by device and size."""
     precision: Literal["float32", "bf16"] | None = None
-    """None: as the run was trained."""
+    """None: as the run's config says, "auto" meaning bf16 where this device computes it fast."""
     device: str | None = None
     """cpu, cuda, cuda:N or mps; None: a CUDA device where there is one."""
     json: bool = False

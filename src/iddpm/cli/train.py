@@ -21,10 +21,12 @@ __all__ = ["Arguments", "config_of", "run"]
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Train a recipe into a run directory. The same command again resumes it: bit for bit where it was stopped.
+    """Train a recipe into a run directory. The same command again resumes it where it was stopped (on a CPU in the same
+    layout to the very bits).
 
     A variant is switched whole (--optimizer adamw), then its settings can be given (--optimizer.weight-decay 0.1).
-    On resume the number of steps, the micro-batch, the precision and how often it reports may change; nothing else.
+    On resume the number of steps, the micro-batch, the precision, the memory layout, how often it reports and where the
+    same data lies may change; nothing else.
     """
 
     config: Annotated[RunConfig, tyro.conf.arg(name="")]
@@ -38,7 +40,7 @@ class Arguments:
     schedule: Literal["linear", "cosine"] | None = None
     """Switch the noise schedule, keeping its T."""
     objective: Literal["simple", "hybrid", "vlb"] | None = None
-    """Switch the objective."""
+    """Switch the objective; simple takes the fixed large variance with it, since it trains none."""
     timestep_sampling: Literal["uniform", "second-moment"] | None = None
     """Switch how t is drawn."""
     optimizer: Literal["adam", "adamw"] | None = None
@@ -104,10 +106,13 @@ def _switched(config: RunConfig, argv: list[str]) -> RunConfig:
     sampling: dict[str | None, Any] = {"uniform": Uniform(), "second-moment": SecondMoment()}
     optimizer: dict[str | None, Any] = {"adam": Adam(), "adamw": AdamW()}
     rate: dict[str | None, Any] = {"constant": ConstantRate(), "cosine": CosineRate()}
+    diffusion = replace(config.diffusion, schedule=schedule.get(asked.schedule, config.diffusion.schedule))
+    if asked.objective == "simple" and diffusion.variance == "learned_range":
+        diffusion = replace(diffusion, variance="fixed_large")
     train = replace(config.train, lr_schedule=rate.get(asked.lr_schedule, config.train.lr_schedule))
     return replace(
         config,
-        diffusion=replace(config.diffusion, schedule=schedule.get(asked.schedule, config.diffusion.schedule)),
+        diffusion=diffusion,
         objective=objective.get(asked.objective, config.objective),
         timestep_sampling=sampling.get(asked.timestep_sampling, config.timestep_sampling),
         optimizer=optimizer.get(asked.optimizer, config.optimizer),

@@ -21,6 +21,7 @@ from iddpm.experiment.open_run import OpenRun
 from iddpm.report.pictures import contact_sheet, grid
 from iddpm.runtime.errors import ConfigError
 from iddpm.runtime.files import new_folder, to_json
+from iddpm.runtime.machine import describe_device
 from iddpm.runtime.precision import Precision
 from iddpm.runtime.seeds import Stream, derived_seed
 from iddpm.runtime.telling import SILENT, Listener
@@ -129,6 +130,8 @@ def _facts(
         "weights": opened.weights,
         "train_step": opened.step,
         "batch_size": batch_size,
+        "precision": opened.precision,
+        "device": describe_device(opened.device),
         "settings": opened.settings,
         "seconds": round(seconds, 4),
         "seconds_per_image": round(seconds / request.num, 6),
@@ -160,8 +163,6 @@ def sample_key(opened: OpenRun, request: SampleRequest) -> str:
         parts.append(f"label{0 if labels is None else int(labels)}")
     if request.guidance != 1.0:
         parts.append(f"guidance{request.guidance:g}")
-    if request.precision is not None:
-        parts.append(request.precision)
     return "-".join(parts)
 
 

@@ -18,6 +18,8 @@ from iddpm.experiment.conditioning import conditioning
 from iddpm.experiment.open_run import OpenRun, open_run
 from iddpm.runtime.errors import ConfigError, DataError
 from iddpm.runtime.files import check_writable, write_json
+from iddpm.runtime.machine import describe_device
+from iddpm.runtime.precision import Precision
 from iddpm.runtime.telling import SILENT, Listener
 from iddpm.runtime.world import open_world
 
@@ -36,6 +38,7 @@ class LikelihoodRequest:
     weights: str = "ema"
     step: int | None = None
     batch_size: int = 32
+    precision: Precision = "float32"
     device: str | None = None
 
     def __post_init__(self) -> None:
@@ -55,7 +58,14 @@ def likelihood(path: Path, request: LikelihoodRequest, listener: Listener = SILE
         InputError: The run, the data or the steps cannot be used.
     """
     device = open_world(request.device).device
-    opened = open_run(path, device=device, weights=request.weights, step=request.step, listener=listener)
+    opened = open_run(
+        path,
+        device=device,
+        weights=request.weights,
+        step=request.step,
+        precision=request.precision,
+        listener=listener,
+    )
     store = _store(opened, request, listener)
     keep = kept(request.steps or EvenSteps(opened.denoiser.schedule.timesteps), opened.denoiser.schedule.timesteps)
     index = fixed_order(store, request.split, request.num)
@@ -86,13 +96,15 @@ def likelihood(path: Path, request: LikelihoodRequest, listener: Listener = SILE
 
 def _store(opened: OpenRun, request: LikelihoodRequest, listener: Listener) -> Store:
     data = opened.config.data
-    source = request.data or opened.run.provenance["store"]
+    source = request.data or opened.run.store
     if request.data is None and not Path(source).is_dir():
         raise DataError(
             f"the run's store {source} is gone",
             f"prepare it again, or give it with --data (it was made from {data.source})",
         )
     store, _ = store_for(source, data.size, data.channels, listener)
+    if request.data is None and store.content_hash != data.content_hash:
+        raise DataError(f"{source} holds other pictures than the run was trained on", "give data with --data")
     if data.classes is not None and (store.labels is None or tuple(store.classes) != data.class_names):
         raise DataError(
             f"{source} has classes {list(store.classes)[:6]}, the run was trained with {list(data.class_names)[:6]}",
@@ -137,6 +149,8 @@ def _facts(
         "noise_draws": 1,
         "seed": request.seed,
         "weights": opened.weights,
+        "precision": opened.precision,
+        "device": describe_device(opened.device),
         "train_step": opened.step,
         "settings": opened.settings,
         "seconds": round(seconds, 3),

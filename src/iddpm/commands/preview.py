@@ -13,6 +13,7 @@ from iddpm.diffusion.spacing import EvenSteps
 from iddpm.experiment.build import build_denoiser, build_net
 from iddpm.experiment.config import RunConfig
 from iddpm.experiment.open_run import OpenRun
+from iddpm.runtime.precision import resolve_precision
 from iddpm.training.ema import ema_name
 from iddpm.training.state import TrainState
 from iddpm.training.trainer import Hook
@@ -29,16 +30,22 @@ def preview_hook(config: RunConfig, run: RunDir, device: torch.device) -> Hook:
     rate = config.train.ema[0]
 
     def preview(state: TrainState) -> dict[str, Any] | None:
-        if state.step % every or config.data.low_res:
+        if state.step % every:
             return None
         began = time.perf_counter()
         net = build_net(config, device)
         net.load_state_dict(state.ema.state_dict(rate))
-        denoiser = build_denoiser(config, net.eval().requires_grad_(False), config.train.precision, device)
+        precision = resolve_precision(config.train.precision, device)
         opened = OpenRun(
-            run=run, config=config, denoiser=denoiser, step=state.step, weights=ema_name(rate), device=device
+            run=run,
+            config=config,
+            denoiser=build_denoiser(config, net.eval().requires_grad_(False), precision, device),
+            step=state.step,
+            weights=ema_name(rate),
+            device=device,
+            precision=precision,
         )
-        steps = EvenSteps(min(_STEPS, denoiser.schedule.timesteps))
+        steps = EvenSteps(min(_STEPS, opened.denoiser.schedule.timesteps))
         samples = draw_samples(opened, SampleRequest(num=_NUM, steps=steps, sampler=Ddim()))
         folder = run.samples(f"preview-{state.step:09d}")
         save_samples(folder, replace(samples, facts={**samples.facts, "kind": "preview"}))

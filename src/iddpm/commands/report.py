@@ -53,7 +53,7 @@ def gather(run: RunDir, listener: Listener = SILENT) -> RunReport:
     counts = counts_of(config)
     samples = [_sample_set(folder, facts) for folder, facts in _sample_folders(run, "samples")]
     evaluations = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(run.path.glob("evaluations/*.json"))]
-    store = _store(provenance, listener)
+    store = _store(run.store, listener)
     return RunReport(
         name=run.path.name,
         recipe=config.recipe,
@@ -111,9 +111,9 @@ def _preview(folder: Path, facts: dict[str, Any]) -> Preview:
         )
 
 
-def _store(provenance: dict[str, Any], listener: Listener) -> Store | None:
+def _store(path: str, listener: Listener) -> Store | None:
     try:
-        return open_store(provenance["store"])
+        return open_store(path)
     except InputError as error:
         listener.say(f"note: no held-out pictures are shown: {error.what}")
         return None

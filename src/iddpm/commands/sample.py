@@ -1,5 +1,6 @@
 """`iddpm sample`: pictures from a run, into RUN/samples/<key>."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +52,7 @@ def sample(
     up_request = up_request or request
     upper = _open(up, up_request, device, listener)
     _check_cascade(opened, upper)
-    whole_key = f"{key}-of-{opened.run.path.name}-by-{sample_key(upper, up_request)}"
+    whole_key = f"{key}-of-{opened.run.path.name[:40]}-{_identity(opened)}-by-{sample_key(upper, up_request)}"
 
     def cascade() -> Samples:
         base = draw_samples(opened, request, listener=listener)
@@ -89,6 +90,11 @@ def _once(run: RunDir, key: str, listener: Listener, draw: Callable[[], Samples]
     return save_samples(folder, draw())
 
 
+def _identity(opened: OpenRun) -> str:
+    """Tells one run from another, wherever their directories lie."""
+    return hashlib.sha256(json.dumps(opened.run.config, sort_keys=True).encode()).hexdigest()[:8]
+
+
 def _refuse_lone_upsampler(opened: OpenRun) -> None:
     if opened.config.data.low_res:
         raise ConfigError(
@@ -99,7 +105,8 @@ def _refuse_lone_upsampler(opened: OpenRun) -> None:
 
 def _check_cascade(opened: OpenRun, upper: OpenRun) -> None:
     base, big = opened.config.data, upper.config.data
-    if big.low_res != base.size or big.channels != base.channels or big.classes not in (None, base.classes):
+    same_classes = big.classes is None or (big.classes, big.class_names) == (base.classes, base.class_names)
+    if big.low_res != base.size or big.channels != base.channels or not same_classes:
         raise ConfigError(
             f"{upper.run.path} enlarges {big.channels}-channel pictures of {big.low_res} pixels ({big.classes} classes), "
             f"{opened.run.path} makes {base.channels}-channel ones of {base.size} ({base.classes} classes)",

@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
-from iddpm.artifacts.run_dir import RunDir, open_run_dir, start_run_dir
+from iddpm.artifacts.run_dir import RunDir, locked, open_run_dir, start_run_dir
 from iddpm.commands.preview import preview_hook
 from iddpm.commands.store import store_for
 from iddpm.data.loader import Batches
+from iddpm.data.sources import BUILT_IN
 from iddpm.data.store import Store
 from iddpm.experiment.build import build_net, build_task
 from iddpm.experiment.config import RunConfig
 from iddpm.experiment.identity import check_same_run, config_from_json, config_to_json
-from iddpm.runtime.errors import ConfigError, OutputError, RunError
+from iddpm.experiment.recipes import RECIPES
+from iddpm.runtime.errors import ConfigError, DataError, OutputError, RunError
 from iddpm.runtime.files import check_writable
 from iddpm.runtime.machine import describe_device, provenance
 from iddpm.runtime.precision import resolve_precision
@@ -45,21 +47,43 @@ class TrainResult:
     store: str
 
 
-def train(config: RunConfig, out: Path, *, device: str | None = None, listener: Listener = SILENT) -> TrainResult:
+def train(
+    config: RunConfig,
+    out: Path,
+    *,
+    device: str | None = None,
+    prepare_seconds: float = 0.0,
+    listener: Listener = SILENT,
+) -> TrainResult:
     """Train to `config.train.steps` in the run directory `out`, from the beginning or from its newest whole checkpoint.
+
+    Args:
+        config: The run.
+        out: The run directory; new, empty, or of the same run.
+        device: A torch device; None: a CUDA device where there is one.
+        prepare_seconds: What preparing the data took before this call, for the record.
+        listener: Told what happens.
 
     Raises:
         InputError: A setting, the data or the place cannot be used; nothing has been trained then.
         TrainingError: The loss is no longer finite.
     """
     world = open_world(device)
+    _check_source(config)
     build_net(config, torch.device("meta"))  # a network that cannot be is refused before any data is prepared
     out = _free_place(out)
-    store, prepare_seconds = store_for(config.data.source, config.data.size, config.data.channels, listener)
+    store, seconds = store_for(config.data.source, config.data.size, config.data.channels, listener)
     config = config_for_store(config, store)
+    with locked(out):
+        run, changes = _enter(out, config, store, world, prepare_seconds + seconds)
+        return _train(config, run, changes, store, world, listener)
+
+
+def _train(
+    config: RunConfig, run: RunDir, changes: dict[str, Any], store: Store, world: World, listener: Listener
+) -> TrainResult:
     batches = Batches(store, "train", config.train.batch_size, config.train.seed, config.data.flip)
     task = build_task(config, build_net(config, world.device), world.device)
-    run, changes = _enter(out, config, store, world, prepare_seconds)
     state = new_state(task, config.optimizer, config.train)
     resumed_from = _resume(run, state, config, listener)
     _announce(run, config, store, state, world, listener)
@@ -71,6 +95,7 @@ def train(config: RunConfig, out: Path, *, device: str | None = None, listener: 
             batch_size=config.train.batch_size,
             precision=resolve_precision(config.train.precision, world.device),
             device=describe_device(world.device),
+            store=str(store.path.resolve()),
             changes=changes,
         )
         session = Session(
@@ -97,6 +122,15 @@ def train(config: RunConfig, out: Path, *, device: str | None = None, listener: 
     )
 
 
+def _check_source(config: RunConfig) -> None:
+    """A recipe of the paper names data that is the user's to bring."""
+    source = config.data.source
+    if source not in BUILT_IN and not Path(source).exists():
+        named = config.recipe in RECIPES and RECIPES[config.recipe].config().data.source == source
+        if named:
+            raise DataError(f"recipe {config.recipe} brings no pictures ({source})", "give them with --data FOLDER")
+
+
 def config_for_store(config: RunConfig, store: Store) -> RunConfig:
     """The config with what only the store knows: its classes, their names and its identity.
 
@@ -117,7 +151,8 @@ def config_for_store(config: RunConfig, store: Store) -> RunConfig:
 def _free_place(out: Path) -> Path:
     out = Path(out).resolve()
     check_writable(out)
-    if not (out / "config.json").is_file() and any(path.name != "provenance.json" for path in out.iterdir()):
+    ours = ("provenance.json", ".lock")  # what a start that was cut short leaves
+    if not (out / "config.json").is_file() and any(path.name not in ours for path in out.iterdir()):
         raise OutputError(f"{out} is not empty and holds no run", "give an empty or a new folder with --out")
     return out
 

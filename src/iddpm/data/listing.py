@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import PIL
 from jaxtyping import Bool, Int64, UInt8
+
+from iddpm.data.resize import RULE
 
 __all__ = [
     "LeftOut",
@@ -142,8 +145,9 @@ class Source:
 
 
 def fingerprint(*parts: object) -> str:
-    """SHA-256 over JSON-able values."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    """SHA-256 over JSON-able values, and over what turns files into pixels: our own rule and the decoder's version."""
+    decoding = [RULE, PIL.__version__]
+    return hashlib.sha256(json.dumps([*parts, decoding], sort_keys=True).encode()).hexdigest()
 
 
 def natural_key(text: str) -> tuple[tuple[tuple[int, int, str], ...], str]:

@@ -29,11 +29,17 @@ class Terms:
         loss: To be minimised in the mean.
         parts: What the loss is made of, detached.
         t: The index that each example was noised to, where there is one.
+        weight: What each example counts in the mean, where t was not drawn uniformly; None: 1.
     """
 
     loss: Float[Tensor, "b"]
     parts: dict[str, Float[Tensor, "b"]]
     t: Int[Tensor, "b"] | None = None
+    weight: Float[Tensor, "b"] | None = None
+
+    def weighted(self, values: Float[Tensor, "b"]) -> Float[Tensor, "b"]:
+        """Values whose mean estimates the mean over uniform t."""
+        return values if self.weight is None else values * self.weight
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from iddpm.data.codec import PixelCodec
 from iddpm.data.loader import Batch
-from iddpm.diffusion.bound import bound
+from iddpm.diffusion.bound import bound_steps, prior_term
 from iddpm.diffusion.denoiser import Cond, Denoiser
 from iddpm.runtime.seeds import Draws, Stream
 from iddpm.runtime.telling import SILENT, Listener
@@ -68,20 +68,25 @@ def likelihood(
         conditioning: What the denoiser is told of a batch, whose pictures in model space it is given too.
         seed: Of the noise.
         device: Where to compute.
-        listener: Told the pictures done.
+        listener: Told the network evaluations done, of all.
     """
     totals, priors, terms, errors, done = [], [], [], [], 0
+    length = denoiser.schedule.timesteps
     for batch in batches:
         batch = batch.to(device)
         x0 = PixelCodec().encode(batch.images)
         index = torch.arange(done, done + len(batch), device=device)
-        result = bound(denoiser, x0, conditioning(batch, x0), _step_noise(seed, index, tuple(x0.shape[1:])))
-        totals.append(result.total.double().cpu())
-        priors.append(result.prior.double().cpu())
-        terms.append(result.terms.double().cpu())
-        errors.append(result.mse.double().cpu())
+        noise, steps = _step_noise(seed, index, tuple(x0.shape[1:])), []
+        for step in bound_steps(denoiser, x0, conditioning(batch, x0), noise):
+            steps.append(step)
+            evaluations = done * length + len(batch) * len(steps)
+            listener.progress("bits per dim", evaluations, num_images * length, "network evaluations")
+        prior = prior_term(denoiser.schedule, x0).cpu().double()
+        terms.append(torch.stack([step.term for step in steps], dim=1).cpu().double())
+        errors.append(torch.stack([step.mse for step in steps], dim=1).cpu().double())
+        priors.append(prior)
+        totals.append(prior + terms[-1].sum(dim=1))
         done += len(batch)
-        listener.progress("bits per dim", done, num_images, "pictures")
     return Likelihood(
         total_bits_per_dim=torch.cat(totals).numpy(),
         prior_bits_per_dim=float(torch.cat(priors).mean()),

@@ -26,7 +26,9 @@ __all__ = ["DiffusionTask", "InPrecision", "build_denoiser", "build_net", "build
 def build_net(config: RunConfig, device: torch.device) -> UNet:
     """The network with its initial weights, a function of the seed; on the meta device without any."""
     learned = config.diffusion.variance == "learned_range"
-    with torch.random.fork_rng(devices=[]), device:
+    # Drawn on the CPU whatever the device, so that a seed means the same weights everywhere.
+    cradle = device if device.type == "meta" else torch.device("cpu")
+    with torch.random.fork_rng(devices=[]), cradle:
         torch.manual_seed(derived_seed(config.train.seed, Stream.INIT))
         net = UNet(
             config.net,
@@ -37,6 +39,7 @@ def build_net(config: RunConfig, device: torch.device) -> UNet:
             null_label=config.diffusion.label_drop > 0,
             low_res_channels=config.data.channels if config.data.low_res else 0,
         )
+    net = net.to(device)
     choice = config.train.channels_last
     if choice == "yes" or (choice == "auto" and device.type == "cuda"):
         net.use_memory_format(torch.channels_last)
@@ -98,15 +101,14 @@ class DiffusionTask:
         return self.denoiser.schedule.timesteps
 
     def __call__(self, batch: Batch, draws: Draws) -> Terms:
-        """The weighted loss of each example; parts hold the unweighted "unweighted_loss" beside the objective's own."""
+        """The loss of each example, with its importance weight."""
         x0 = PixelCodec().encode(batch.images)
         t, weight = self.sampler.draw(draws.uniform(Stream.TIMESTEP))
         noise = draws.normal(Stream.NOISE, *x0.shape[1:])
         cond = conditioning(self.data, batch, x0)
         cond = replace(cond, label=self._with_hidden(cond.label, draws))
         terms = self.objective(self.denoiser, x0, t, noise, cond)
-        weighted = terms.loss * weight.to(terms.loss.dtype)
-        return Terms(loss=weighted, parts=terms.parts | {"unweighted_loss": terms.loss.detach()}, t=t)
+        return replace(terms, t=t, weight=weight.to(terms.loss.dtype))
 
     def _with_hidden(self, labels: Int[Tensor, "b"] | None, draws: Draws) -> Int[Tensor, "b"] | None:
         if labels is None or self.label_drop == 0:
@@ -117,7 +119,7 @@ class DiffusionTask:
     def after_step(self, terms: Sequence[Terms]) -> None:
         """Tell the timestep sampler the losses of the whole step, in the order of the examples."""
         t = torch.cat([micro.t for micro in terms if micro.t is not None])
-        losses = torch.cat([micro.parts["unweighted_loss"] for micro in terms])
+        losses = torch.cat([micro.loss.detach() for micro in terms])
         self.sampler.update(t, losses)
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from iddpm.diffusion.objective import Hybrid, Objective
+from iddpm.diffusion.objective import Hybrid, Objective, Simple
 from iddpm.diffusion.prediction import Target, Variance
 from iddpm.diffusion.schedule import Cosine, Schedule, TimeScale
 from iddpm.diffusion.timesteps import TimestepSampling, Uniform
@@ -86,6 +86,15 @@ class RunConfig:
             raise ConfigError(
                 f"the hybrid objective learns the variance; diffusion.variance is {self.diffusion.variance}",
                 "take --objective simple, or --diffusion.variance learned_range",
+            )
+        if isinstance(self.objective, Simple) and self.diffusion.variance == "learned_range":
+            raise ConfigError(
+                "the simple objective leaves a learned variance untrained",
+                "take --diffusion.variance fixed_large or fixed_small, or --objective hybrid",
+            )
+        if self.train.preview_every is not None and self.data.low_res is not None:
+            raise ConfigError(
+                "an upsampler has no previews: it needs pictures to enlarge", "leave train.preview-every out"
             )
         if self.diffusion.label_drop > 0 and self.data.classes is None:
             raise ConfigError("diffusion.label-drop is above 0, but the run has no classes", "leave it at 0")

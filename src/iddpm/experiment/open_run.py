@@ -14,7 +14,7 @@ from iddpm.experiment.config import RunConfig
 from iddpm.experiment.identity import config_from_json
 from iddpm.networks.unet import UNet
 from iddpm.runtime.errors import RunError
-from iddpm.runtime.precision import Precision
+from iddpm.runtime.precision import Precision, resolve_precision
 from iddpm.runtime.telling import SILENT, Listener
 from iddpm.training.ema import ema_name
 
@@ -31,11 +31,13 @@ class OpenRun:
     step: int
     weights: str
     device: torch.device
+    precision: str
 
     @property
     def stamp(self) -> str:
-        """What a result's key says of the weights it was made with."""
-        return f"step{self.step}-{self.weights.replace('ema-', 'ema')}"
+        """What a result's key says of the weights and the arithmetic it was made with (float32 goes without saying)."""
+        arithmetic = "" if self.precision == "float32" else f"-{self.precision}"
+        return f"step{self.step}-{self.weights.replace('ema-', 'ema')}{arithmetic}"
 
     @property
     def settings(self) -> str:
@@ -61,7 +63,7 @@ def open_run(
         device: Where to compute.
         weights: "ema" (the run's first rate), "ema-RATE" or "model".
         step: The checkpoint's step; None: the newest that is whole.
-        precision: None: the run's own.
+        precision: None: as the config says, on this device ("auto" is resolved here).
         listener: Told when a damaged checkpoint was passed over.
 
     Raises:
@@ -75,8 +77,17 @@ def open_run(
     group = _weights_of(run, config, weights)
     net = build_net(config, device)
     load_weights(net, load_tensors(checkpoint, group), f"{checkpoint.path}/{group}")
-    denoiser = build_denoiser(config, net.eval().requires_grad_(False), precision or config.train.precision, device)
-    return OpenRun(run=run, config=config, denoiser=denoiser, step=checkpoint.step, weights=group, device=device)
+    resolved = resolve_precision(precision or config.train.precision, device)
+    denoiser = build_denoiser(config, net.eval().requires_grad_(False), resolved, device)
+    return OpenRun(
+        run=run,
+        config=config,
+        denoiser=denoiser,
+        step=checkpoint.step,
+        weights=group,
+        device=device,
+        precision=resolved,
+    )
 
 
 def _weights_of(run: RunDir, config: RunConfig, asked: str) -> str:

@@ -112,6 +112,7 @@ def _demo(name: str) -> RunConfig:
             lr_schedule=CosineRate(warmup_steps=50, final=0.02),
             grad_clip=1.0,
             ema=(0.995,),
+            ema_warmup=True,
             log_every=25,
             checkpoint_every=1000,
         ),
@@ -124,7 +125,9 @@ def _digits(name: str) -> RunConfig:
         data=DataConfig(source="digits", size=8, channels=1, classes=10),
         diffusion=DiffusionConfig(schedule=Cosine(timesteps=100), label_drop=0.1),
         net=UNetConfig(channels=32, multipliers=(1, 2), blocks=1, attention_at=(4,), heads=2),
-        train=TrainConfig(steps=300, batch_size=64, lr=1e-3, ema=(0.99,), log_every=10, checkpoint_every=100),
+        train=TrainConfig(
+            steps=300, batch_size=64, lr=1e-3, ema=(0.99,), ema_warmup=True, log_every=10, checkpoint_every=100
+        ),
     )
 
 

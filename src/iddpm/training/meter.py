@@ -1,7 +1,6 @@
 """Sums kept on the device between two journal entries, and seconds by phase."""
 
 import contextlib
-import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -39,7 +38,7 @@ class Meter:
         for micro in terms:
             self._examples += len(micro.loss)
             for name, value in {"loss": micro.loss.detach(), **micro.parts}.items():
-                total = value.sum(dtype=torch.float64 if value.device.type == "cpu" else torch.float32)
+                total = micro.weighted(value).sum(dtype=torch.float64 if value.device.type == "cpu" else torch.float32)
                 self._sums[name] = total if name not in self._sums else self._sums[name].add_(total)
             self._add_quartiles(micro)
 
@@ -48,14 +47,15 @@ class Meter:
             return
         quartile = terms.t * _QUARTILES // self._timesteps
         sums = torch.zeros(2, _QUARTILES, device=quartile.device)
-        sums[0].scatter_add_(0, quartile, terms.parts["mse"].float())
-        sums[1].scatter_add_(0, quartile, torch.ones_like(quartile, dtype=torch.float32))
+        sums[0].scatter_add_(0, quartile, terms.weighted(terms.parts["mse"]).float())
+        sums[1].scatter_add_(0, quartile, terms.weighted(torch.ones_like(terms.parts["mse"])).float())
         self._quartiles = sums if self._quartiles is None else self._quartiles.add_(sums)
 
     def read(self) -> dict[str, Any]:
         """Means over the examples (losses) and the steps (gradient norm) since the last reading; starts anew.
 
-        "loss" is what was differentiated, importance weights included; "mse_by_quartile" is None where no t fell.
+        All are weighted where t was drawn by importance, so that they mean the same in every run; "mse_by_quartile" is
+        None where no t fell.
         """
         means = {name: float(total) / self._examples for name, total in self._sums.items()}
         reading: dict[str, Any] = {
@@ -98,4 +98,8 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Most memory used so far: allocated on the GPU, or resident in this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows has no such module
+        return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

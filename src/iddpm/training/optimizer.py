@@ -43,5 +43,12 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, module: nn.Module, 
                 f"the checkpoint's optimizer state does not fit the parameter {name}",
                 "start a new run directory",
             )
-        # torch keeps the step count on the CPU for some kernels and on the device for the fused ones.
-        optimizer.state[parameter] = {entry: value.to(parameter.device) for entry, value in entries.items()}
+        optimizer.state[parameter] = {
+            entry: value.to(parameter.device) if entry == "step" else _laid_out_as(parameter, value)
+            for entry, value in entries.items()
+        }
+
+
+def _laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
+    # Fused kernels walk parameter and moments by the same offsets: the moments must lie as the parameter does.
+    return torch.empty_like(parameter, memory_format=torch.preserve_format, requires_grad=False).copy_(value)

@@ -76,7 +76,7 @@ class TrainConfig:
     """Largest gradient norm; None: no clipping (the norm is logged all the same)."""
     ema: tuple[float, ...] = (0.9999,)
     """Rates of the averaged weights. Commands use the first unless told otherwise."""
-    ema_warmup: bool = True
+    ema_warmup: bool = False
     """Use min(rate, (1 + step) / (10 + step)), so that an early average is not mostly the initial weights."""
     precision: Precision = "auto"
     """float32, bf16 (autocast; weights stay float32), or auto: bf16 where this device computes it fast."""

@@ -27,7 +27,7 @@ def train_step(
     Returns:
         The terms of each micro-batch, and the gradient's norm before clipping.
     """
-    draws = Draws(config.seed, state.step, torch.arange(len(batch), device=world.device))
+    draws = Draws(config.seed, state.step, batch.place)
     terms = []
     for number, rows in enumerate(_micro_batches(len(batch), config.micro_batch_size)):
         # Only dropout uses torch's own generator (DESIGN section 3).
@@ -35,7 +35,7 @@ def train_step(
         with clock.phase("forward"):
             micro = state.task(batch[rows], draws[rows])
         with clock.phase("backward"):
-            (micro.loss.sum() / len(batch)).backward()
+            (micro.weighted(micro.loss).sum() / len(batch)).backward()
         terms.append(micro)
     with clock.phase("optimizer"):
         norm = _update(state, config)

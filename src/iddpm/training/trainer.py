@@ -57,7 +57,7 @@ class Session:
     def __post_init__(self) -> None:
         self._meter = Meter(self.state.task.timesteps)
         # A state that is not new came from a checkpoint, so that there is one of its step.
-        self._first_step, self._saved_at = self.state.step, self.state.step or -1
+        self._first_step, self._saved_at = self.state.step, self.state.step
         self._began, self._elapsed_before = time.perf_counter(), self.state.elapsed_seconds
         self._logged_at = (self.state.step, self._began)
         self._detail = ""
