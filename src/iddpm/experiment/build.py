@@ -41,7 +41,7 @@ def build_net(config: RunConfig, device: torch.device) -> UNet:
         )
     net = net.to(device)
     choice = config.train.channels_last
-    if choice == "yes" or (choice == "auto" and device.type == "cuda"):
+    if choice == "yes" or (choice == "auto" and device.type in ("cpu", "cuda")):
         net.use_memory_format(torch.channels_last)
     return net
 

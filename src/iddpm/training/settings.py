@@ -81,7 +81,7 @@ class TrainConfig:
     precision: Precision = "auto"
     """float32, bf16 (autocast; weights stay float32), or auto: bf16 where this device computes it fast."""
     channels_last: Literal["auto", "yes", "no"] = "auto"
-    """Memory layout of the network; auto: what was measured to be faster on this kind of device."""
+    """Memory layout of the network; auto: yes on CPUs (sampling 4 to 26% faster there, training alike) and CUDA devices."""
     seed: int = 0
     log_every: int = 50
     """Steps between two entries in the journal."""
