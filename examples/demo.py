@@ -52,7 +52,7 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     flags.add_argument("--out", type=Path, default=Path("runs/demo"), help="run directory (default: %(default)s)")
     flags.add_argument(
-        "--minutes", type=float, default=8.4, help="time for everything, in minutes (default: %(default)s)"
+        "--minutes", type=float, default=7.0, help="time for everything, in minutes (default: %(default)s)"
     )
     arguments = flags.parse_args()
     try:
