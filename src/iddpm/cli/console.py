@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -118,7 +119,8 @@ def parse(arguments: type[Arguments], argv: list[str], *, prog: str, default: Ar
 def _plain(boxed: str) -> str:
     """The words of one of tyro's boxes, in one line."""
     lines = [line.strip("│╭╮╰╯─ ") for line in boxed.splitlines()]
-    told = [line for line in lines if line and "full helptext" not in line]
+    told = [line for line in takewhile(lambda line: "Argument helptext" not in line, lines) if line]
+    told = [line for line in told if "full helptext" not in line]
     return "; ".join(dict.fromkeys(told)) or "the flags cannot be read"
 
 
