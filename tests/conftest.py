@@ -45,7 +45,7 @@ def small_digits(digits, tmp_path_factory) -> Path:
     """A store of 40 digits (some held out), for what walks through a whole store."""
     import numpy as np
 
-    from iddpm.data.sources import prepare
+    from iddpm.data.preparing import prepare
 
     folder = tmp_path_factory.mktemp("small-digits")
     images = np.repeat(digits.images[:40].transpose(0, 2, 3, 1), 3, axis=3)

@@ -7,7 +7,7 @@ import pytest
 
 from iddpm.commands.likelihood import LikelihoodRequest, likelihood
 from iddpm.commands.train import train
-from iddpm.data.sources import prepare
+from iddpm.data.preparing import prepare
 from iddpm.data.store import open_store
 from iddpm.diffusion.spacing import EvenSteps, ListedSteps
 from iddpm.runtime.errors import ConfigError, DataError

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from iddpm.data.loader import Batches
-from iddpm.data.sources import prepare
+from iddpm.data.preparing import prepare
 from iddpm.data.store import label_of
 from iddpm.runtime.errors import ConfigError, DataError
 

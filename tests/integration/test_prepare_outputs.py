@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from iddpm.data.sources import prepare
+from iddpm.data.preparing import prepare
 from iddpm.data.store import check_content, open_store
 from iddpm.runtime.errors import ConfigError, DataError, OutputError
 

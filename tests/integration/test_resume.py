@@ -8,7 +8,7 @@ import pytest
 from iddpm.artifacts.checkpoint import list_checkpoints
 from iddpm.artifacts.run_dir import locked, open_run_dir
 from iddpm.commands.train import train
-from iddpm.data.sources import prepare
+from iddpm.data.preparing import prepare
 from iddpm.experiment.identity import config_to_json
 from iddpm.experiment.recipes import recipe
 from iddpm.runtime.errors import ConfigError, DataError, OutputError, RunError

@@ -123,7 +123,7 @@ def test_json_is_one_object_on_stdout(small_digits, tmp_path, capsys):
 def test_recipe_with_classes_refuses_pictures_without_labels(small_digits, tmp_path):
     import numpy as np
 
-    from iddpm.data.sources import prepare
+    from iddpm.data.preparing import prepare
 
     np.savez(
         tmp_path / "plain.npz",

@@ -9,7 +9,7 @@ from torch import nn
 
 from iddpm.commands.train import config_for_store, train
 from iddpm.data.loader import Batches
-from iddpm.data.sources import prepare
+from iddpm.data.preparing import prepare
 from iddpm.data.store import open_store
 from iddpm.diffusion.objective import Simple, Terms, Vlb
 from iddpm.diffusion.timesteps import SecondMoment

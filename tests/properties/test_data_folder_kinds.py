@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from iddpm.data.frame import decode, pixels_of, square, to_channels
 from iddpm.data.listing import natural_key
-from iddpm.data.resize import decode, pixels_of, square, to_channels
-from iddpm.data.sources import prepare
+from iddpm.data.preparing import prepare
 
 MODES = {
     "1": (".png", ".bmp", ".TIFF"),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from iddpm.data.loader import Batches, Prefetch, fixed_order, in_order
-from iddpm.data.sources import prepare
+from iddpm.data.preparing import prepare
 from iddpm.runtime.errors import DataError
 
 

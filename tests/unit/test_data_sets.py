@@ -8,9 +8,10 @@ import pytest
 import resvg_py
 from PIL import Image
 
-from iddpm.data.avatars import STYLES, all_styles, avatars
-from iddpm.data.digits import digits
-from iddpm.data.sources import open_source
+from iddpm.data.frame import Frame
+from iddpm.data.opening import open_source
+from iddpm.data.sources.avatars import STYLES, all_styles, avatars
+from iddpm.data.sources.digits import digits
 from iddpm.data.store import content_hash
 from iddpm.runtime.errors import ConfigError, DataError
 
@@ -30,11 +31,11 @@ def test_avatars_take_turns_and_keep_their_seeds_apart():
 @pytest.mark.parametrize("size", [16, 32])
 def test_avatars_draw_different_pictures_of_the_size(size):
     source = avatars("avatars", STYLES, 2)
-    drawn = [source.read(index, size, 3) for index in range(30)]
+    drawn = [source.read(index, Frame(size=size)) for index in range(30)]
     assert all(picture.pixels.shape == (3, size, size) for picture in drawn)
     assert all(picture.pixels.std() > 5 for picture in drawn)
     assert len({picture.pixels.tobytes() for picture in drawn}) == 30
-    assert np.array_equal(source.read(3, size, 3).pixels, drawn[3].pixels)
+    assert np.array_equal(source.read(3, Frame(size=size)).pixels, drawn[3].pixels)
 
 
 def test_definitions_draw_the_same_with_and_without_the_check():
@@ -45,13 +46,13 @@ def test_definitions_draw_the_same_with_and_without_the_check():
     svg = str(Avatar(Style(definition), {"seed": "train-1"}))
     png = bytes(resvg_py.svg_to_bytes(svg_string=svg, width=32, height=32, skip_system_fonts=True))
     expected = np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).transpose(2, 0, 1)
-    assert np.array_equal(avatars("avatars", ("thumbs",), 2).read(1, 32, 3).pixels, expected)
+    assert np.array_equal(avatars("avatars", ("thumbs",), 2).read(1, Frame(size=32)).pixels, expected)
     with pytest.raises(Exception, match="valid"):
         StyleValidator.validate({})
 
 
 def test_transparent_background_becomes_white():
-    picture = avatars("avatars", ("pixel-art",), 1).read(0, 32, 3)
+    picture = avatars("avatars", ("pixel-art",), 1).read(0, Frame(size=32))
     assert picture.pixels[:, 0, 0].tolist() == [255, 255, 255]
 
 
@@ -73,11 +74,11 @@ def test_digits_spread_over_all_levels():
     source = digits()
     assert len(source.listing.names) == 1797
     assert source.listing.classes == tuple("0123456789")
-    first = source.read(0, 8, 1)
+    first = source.read(0, Frame(size=8, channels=1))
     assert first.pixels.shape == (1, 8, 8)
     assert first.pixels[0, 0].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]  # 0 0 5 13 9 1 0 0 of 16
-    assert max(source.read(index, 8, 1).pixels.max() for index in range(20)) == 255
-    assert source.read(0, 8, 3).pixels.shape == (3, 8, 8)
+    assert max(source.read(index, Frame(size=8, channels=1)).pixels.max() for index in range(20)) == 255
+    assert source.read(0, Frame(size=8)).pixels.shape == (3, 8, 8)
 
 
 def test_labels_can_be_left_out():

@@ -4,7 +4,7 @@ import shutil
 import numpy as np
 import pytest
 
-from iddpm.data.sources import prepare
+from iddpm.data.preparing import prepare
 from iddpm.data.store import check_content, is_store, label_of, open_store
 from iddpm.runtime.errors import DataError
 

@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from iddpm.data.sources import open_source, prepare
+from iddpm.data.opening import open_source
+from iddpm.data.preparing import prepare
 from iddpm.data.store import Store, is_store, open_store
 from iddpm.runtime.files import check_writable
 from iddpm.runtime.telling import SILENT, Listener
@@ -22,11 +23,11 @@ def prepare_store(source: str, size: int, out: Path, *, listener: Listener = SIL
     """`iddpm prepare`: a source to a store at `out`; the figures of `Prepared`.
 
     Args:
-        source: As for `iddpm.data.sources.open_source`.
+        source: As for `iddpm.data.opening.open_source`.
         size: Side of the pictures.
         out: The store's folder.
         listener: Told the pictures done.
-        options: `channels`, `labels`, `count`, `workers` of `iddpm.data.sources.prepare`.
+        options: `channels`, `labels`, `count`, `workers` of `iddpm.data.preparing.prepare`.
 
     Raises:
         InputError: The source, an option or the place cannot be used.

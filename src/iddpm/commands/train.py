@@ -11,7 +11,7 @@ from iddpm.artifacts.run_dir import RunDir, locked, open_run_dir, start_run_dir
 from iddpm.commands.preview import preview_hook
 from iddpm.commands.store import store_for
 from iddpm.data.loader import Batches
-from iddpm.data.sources import BUILT_IN
+from iddpm.data.opening import BUILT_IN
 from iddpm.data.store import Store
 from iddpm.experiment.build import build_net, build_task
 from iddpm.experiment.config import RunConfig

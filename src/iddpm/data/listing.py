@@ -3,19 +3,20 @@
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import PIL
-from jaxtyping import Bool, Int64, UInt8
+from jaxtyping import Bool, Int64
 
-from iddpm.data.resize import RULE
+from iddpm.data.frame import RULE, Frame, Picture
 
 __all__ = [
+    "Damaged",
     "LeftOut",
     "Listing",
-    "Picture",
     "Provenance",
     "Reader",
     "Source",
@@ -33,6 +34,10 @@ class LeftOut:
 
     name: str
     reason: str
+
+
+class Damaged(LeftOut):
+    """Left out because it cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Provenance:
 
     Attributes:
         source: The source as it was given.
-        kind: "built-in", "folder" or "npz".
+        kind: "built-in", "folder", "npz" and so on: the kind of source.
         fingerprint: Stands for the source's state and settings: while equal, preparing again changes nothing.
         settings: What the pictures depend on besides the source: options, library versions.
         rule: How a picture was brought to the size.
@@ -90,14 +95,14 @@ class Listing:
     """What a source offers before any picture is read; fields as in `Provenance`.
 
     Attributes:
-        names: The name of each picture, in the order of the store.
+        names: The name of each picture, in the order of the store (`Names` holds millions in little memory).
         held_out: What the source itself holds out, or None to choose by content.
         split_rule: How `held_out` was decided, or None with it.
     """
 
     source: str
     kind: str
-    names: tuple[str, ...]
+    names: Sequence[str]
     classes: tuple[str, ...] = ()
     labels: Int64[np.ndarray, "n"] | None = None
     held_out: Bool[np.ndarray, "n"] | None = None
@@ -109,21 +114,12 @@ class Listing:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Picture:
-    """A picture brought to the size, and the sides that it had before."""
-
-    pixels: UInt8[np.ndarray, "c h w"]
-    width: int
-    height: int
-
-
 @runtime_checkable
 class Reader(Protocol):
-    """Reads one picture of a source; picklable, safe to call from several threads."""
+    """Reads one picture of a source; small, picklable, safe to call from several threads and processes."""
 
-    def __call__(self, index: int, size: int, channels: int) -> Picture:
-        """The picture at an index of the listing.
+    def __call__(self, place: Any, frame: Frame) -> Picture:
+        """The picture at one of the source's places.
 
         Raises:
             UnusablePictureError: This one cannot be used.
@@ -136,10 +132,13 @@ class Source:
     """A source of pictures: what it offers, and how one of them is read.
 
     Attributes:
+        places: What the reader needs to find each picture of the listing (a path, an offset, a key, its index), picklable
+            in slices.
         in_processes: Whether reading holds the interpreter lock, so that only processes use all cores.
     """
 
     listing: Listing
+    places: Sequence[Any]
     read: Reader
     in_processes: bool = False
 

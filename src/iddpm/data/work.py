@@ -4,13 +4,15 @@ import os
 import signal
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from multiprocessing import get_context
+from typing import Any
 
-from iddpm.data.listing import LeftOut, Picture, Reader, Source
-from iddpm.data.resize import UnusablePictureError
+from iddpm.data.frame import Frame, Picture, UnsuitablePictureError, UnusablePictureError
+from iddpm.data.listing import Damaged, LeftOut, Reader, Source
 from iddpm.runtime.errors import DataError
 
 __all__ = ["outcomes", "usable_cores"]
@@ -25,45 +27,44 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def outcomes(source: Source, size: int, channels: int, workers: int | None = None) -> Iterator[Picture | LeftOut]:
-    """Each picture of a source, or why it cannot be used, in the order of the listing.
+def outcomes(source: Source, frame: Frame, start: int = 0, workers: int | None = None) -> Iterator[Picture | LeftOut]:
+    """Each picture of a source, or why it is not used, in the order of the listing.
 
     Args:
         source: What to read.
-        size: Side of the pictures.
-        channels: 1 or 3.
+        frame: What to bring the pictures to.
+        start: The first place of the listing to read.
         workers: How many at a time; None takes all usable cores. The result does not depend on it.
 
     Raises:
         DataError: A worker process died.
     """
-    names = source.listing.names
+    count = len(source.places) - start
     workers = workers or usable_cores()
     with warnings.catch_warnings():
         _silence_decoders()
-        if workers == 1 or len(names) <= CHUNK or (source.in_processes and len(names) < WORTH_PROCESSES):
-            yield from _chunk(source.read, names, 0, size, channels)
+        if workers == 1 or count <= CHUNK or (source.in_processes and count < WORTH_PROCESSES):
+            for job in _jobs(source, frame, start):
+                yield from _work(*job)
         else:
-            yield from _in_pool(source, size, channels, workers)
+            yield from _in_pool(source, frame, start, workers)
 
 
-def _in_pool(source: Source, size: int, channels: int, workers: int) -> Iterator[Picture | LeftOut]:
-    names = source.listing.names
-    starts = iter(range(0, len(names), CHUNK))
+def _jobs(source: Source, frame: Frame, start: int) -> Iterator[tuple[Reader, Sequence[Any], Sequence[str], Frame]]:
+    for at in range(start, len(source.places), CHUNK):
+        part = slice(at, at + CHUNK)
+        yield source.read, source.places[part], source.listing.names[part], frame
+
+
+def _in_pool(source: Source, frame: Frame, start: int, workers: int) -> Iterator[Picture | LeftOut]:
+    jobs = _jobs(source, frame, start)
     pool = _pool(source.in_processes, workers)
     pending: deque[Future[list[Picture | LeftOut]]] = deque()
-
-    def submit() -> None:
-        for start in starts:
-            pending.append(pool.submit(_chunk, source.read, names[start : start + CHUNK], start, size, channels))
-            return
-
     try:
-        for _ in range(AHEAD * workers):
-            submit()
+        pending.extend(pool.submit(_work, *job) for job in islice(jobs, AHEAD * workers))
         while pending:
             done = pending.popleft().result()
-            submit()
+            pending.extend(pool.submit(_work, *job) for job in islice(jobs, 1))
             yield from done
     except BrokenProcessPool as error:
         raise DataError(
@@ -90,12 +91,14 @@ def _silence_decoders() -> None:
     warnings.filterwarnings("ignore", module=r"PIL(\..*)?$")
 
 
-def _chunk(read: Reader, names: tuple[str, ...], start: int, size: int, channels: int) -> list[Picture | LeftOut]:
-    return [_outcome(read, name, start + index, size, channels) for index, name in enumerate(names)]
+def _work(read: Reader, places: Sequence[Any], names: Sequence[str], frame: Frame) -> list[Picture | LeftOut]:
+    return [_outcome(read, place, name, frame) for place, name in zip(places, names, strict=True)]
 
 
-def _outcome(read: Reader, name: str, index: int, size: int, channels: int) -> Picture | LeftOut:
+def _outcome(read: Reader, place: Any, name: str, frame: Frame) -> Picture | LeftOut:
     try:
-        return read(index, size, channels)
-    except UnusablePictureError as error:
+        return read(place, frame)
+    except UnsuitablePictureError as error:
         return LeftOut(name, str(error))
+    except UnusablePictureError as error:
+        return Damaged(name, str(error))

@@ -9,8 +9,8 @@ import numpy as np
 import PIL
 
 import iddpm
-from iddpm.data.listing import LeftOut, Listing, Picture, Provenance, Source, Tally
-from iddpm.data.resize import RULE
+from iddpm.data.frame import Frame, Picture
+from iddpm.data.listing import LeftOut, Listing, Provenance, Source, Tally
 from iddpm.data.split import count_duplicates, digest, held_out_by_content, with_copies
 from iddpm.data.store import IMAGES, write_tables
 from iddpm.data.work import outcomes
@@ -35,8 +35,7 @@ class _Written:
 def write_store(
     folder: Path,
     source: Source,
-    size: int,
-    channels: int,
+    frame: Frame,
     *,
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -53,29 +52,28 @@ def write_store(
     except OSError as error:
         raise _unwritable(error) from error
     with file:
-        written = _write_images(file, source, size, channels, workers, progress)
-    return _write_rest(folder, source.listing, written, size, channels)
+        written = _write_images(file, source, frame, workers, progress)
+    return _write_rest(folder, source.listing, written, frame)
 
 
 def _write_images(
     file: BufferedIOBase,
     source: Source,
-    size: int,
-    channels: int,
+    frame: Frame,
     workers: int | None,
     progress: Callable[[int, int], None] | None,
 ) -> _Written:
     """Stream the pixels into a file, one picture after the other."""
     total = len(source.listing.names)
     digests, kept, damaged, cropped, enlarged = bytearray(), [], [], 0, 0
-    for index, outcome in enumerate(outcomes(source, size, channels, workers)):
+    for index, outcome in enumerate(outcomes(source, frame, workers=workers)):
         if isinstance(outcome, Picture):
             pixels = outcome.pixels.tobytes()
             _write(file, pixels)
             digests += digest(pixels)
             kept.append(index)
             cropped += outcome.width != outcome.height
-            enlarged += min(outcome.width, outcome.height) < size
+            enlarged += min(outcome.width, outcome.height) < frame.size
         else:
             damaged.append(outcome)
         if progress is not None:
@@ -102,7 +100,7 @@ def _write(file: BufferedIOBase, pixels: bytes) -> None:
         raise _unwritable(error) from error
 
 
-def _write_rest(aside: Path, listing: Listing, written: _Written, size: int, channels: int) -> str:
+def _write_rest(aside: Path, listing: Listing, written: _Written, frame: Frame) -> str:
     """Split, labels and `store.json`; the content hash comes back."""
     held_out, notes = _held_out(listing, written)
     provenance = Provenance(
@@ -110,7 +108,7 @@ def _write_rest(aside: Path, listing: Listing, written: _Written, size: int, cha
         kind=listing.kind,
         fingerprint=listing.fingerprint,
         settings=listing.settings | {"pillow": PIL.__version__},
-        rule=RULE,
+        rule=frame.rule,
         split_rule=listing.split_rule or CONTENT_RULE,
         found=len(listing.names) + listing.ignored.count,
         used=len(written.kept),
@@ -125,8 +123,8 @@ def _write_rest(aside: Path, listing: Listing, written: _Written, size: int, cha
     )
     return write_tables(
         aside,
-        size=size,
-        channels=channels,
+        size=frame.size,
+        channels=frame.channels,
         digests=written.digests,
         labels=None if listing.labels is None else listing.labels[written.kept],
         classes=listing.classes,

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from iddpm.data.listing import Listing, Picture, Source, fingerprint
-from iddpm.data.resize import pixels_of, square, to_channels
+from iddpm.data.frame import Frame, Picture, from_array
+from iddpm.data.listing import Listing, Source, fingerprint
 from iddpm.runtime.errors import DataError
 from iddpm.runtime.files import sha256_of
 
@@ -22,9 +21,8 @@ MOST_CLASSES = 100_000
 class _Reader:
     images: np.ndarray
 
-    def __call__(self, index: int, size: int, channels: int) -> Picture:
-        image = to_channels(Image.fromarray(self.images[index]), channels)
-        return Picture(pixels_of(square(image, size)), image.width, image.height)
+    def __call__(self, place: int, frame: Frame) -> Picture:
+        return from_array(self.images[place], frame)
 
 
 def npz(path: Path, given: str, with_labels: bool = True) -> Source:
@@ -50,7 +48,7 @@ def npz(path: Path, given: str, with_labels: bool = True) -> Source:
         settings={"labels": labels is not None},
         fingerprint=fingerprint("npz", labels is not None, sha256_of(path)),
     )
-    return Source(listing=listing, read=_Reader(images))
+    return Source(listing=listing, places=range(len(images)), read=_Reader(images))
 
 
 def _load(path: Path, given: str) -> dict[str, np.ndarray]:

@@ -4,15 +4,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from iddpm.data.listing import LeftOut, Listing, Picture, Source, Tally, fingerprint, natural_key
-from iddpm.data.resize import UnusablePictureError, decode, pixels_of, square
+from iddpm.data.frame import Frame, Picture, UnusablePictureError, from_file
+from iddpm.data.listing import LeftOut, Listing, Source, Tally, fingerprint, natural_key
+from iddpm.data.names import Names
 from iddpm.runtime.errors import DataError
 
-__all__ = ["SUFFIXES", "Labels", "folder"]
+__all__ = ["SUFFIXES", "folder"]
 
 SUFFIXES = frozenset(
     {
@@ -34,28 +34,25 @@ SUFFIXES = frozenset(
 )
 HELD_OUT_FOLDERS = frozenset({"val", "valid", "validation", "test"})
 
-Labels = Literal["auto", "folders", "prefix", "none"]
 _Parts = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Reader:
     root: str
-    files: tuple[str, ...]
 
-    def __call__(self, index: int, size: int, channels: int) -> Picture:
-        path = os.path.join(self.root, self.files[index])
+    def __call__(self, place: str, frame: Frame) -> Picture:
+        path = os.path.join(self.root, place)
         try:
             with open(path, "rb") as file:
                 if not os.fstat(file.fileno()).st_size:
                     raise UnusablePictureError("empty file")
-                image = decode(file, channels)
+                return from_file(file, frame)
         except OSError as error:
             raise UnusablePictureError(error.strerror or str(error)) from error
-        return Picture(pixels_of(square(image, size)), image.width, image.height)
 
 
-def folder(root: Path, given: str, labels: Labels = "auto") -> Source:
+def folder(root: Path, given: str, labels: str = "auto") -> Source:
     """List a folder and all below it. No picture is read.
 
     Args:
@@ -91,7 +88,7 @@ def folder(root: Path, given: str, labels: Labels = "auto") -> Source:
         fingerprint=fingerprint("folder", labels, _states(root, paths), [[i.name, i.reason] for i in ignored]),
         notes=notes,
     )
-    return Source(listing=listing, read=_Reader(str(root), paths))
+    return Source(listing=listing, places=Names(paths), read=_Reader(str(root)))
 
 
 def _scan(root: Path) -> tuple[list[_Parts], list[LeftOut]]:
@@ -167,7 +164,7 @@ def _split_folders(
     return files, held_out, f"by folder: trains on train, holds out {' and '.join(kept_out)}", outside
 
 
-def _class_names(given: str, files: list[_Parts], labels: Labels) -> tuple[list[str] | None, tuple[str, ...]]:
+def _class_names(given: str, files: list[_Parts], labels: str) -> tuple[list[str] | None, tuple[str, ...]]:
     """The class name of each file, or None where there are none, and remarks for the user."""
     if labels == "none":
         return None, ()

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
 
-from iddpm.data.listing import Listing, Picture, Source, fingerprint
-from iddpm.data.resize import pixels_of, square, to_channels
+from iddpm.data.frame import Frame, Picture, from_array
+from iddpm.data.listing import Listing, Source, fingerprint
 from iddpm.runtime.errors import DataError
 
 __all__ = ["digits"]
@@ -21,9 +20,8 @@ ATTRIBUTION = "Optical recognition of handwritten digits, E. Alpaydin and C. Kay
 class _Reader:
     levels: UInt8[np.ndarray, "n 8 8"]
 
-    def __call__(self, index: int, size: int, channels: int) -> Picture:
-        image = to_channels(Image.fromarray(self.levels[index]), channels)
-        return Picture(pixels_of(square(image, size)), image.width, image.height)
+    def __call__(self, place: int, frame: Frame) -> Picture:
+        return from_array(self.levels[place], frame)
 
 
 def digits() -> Source:
@@ -49,4 +47,4 @@ def digits() -> Source:
         fingerprint=fingerprint("digits", settings),
         attribution=ATTRIBUTION,
     )
-    return Source(listing=listing, read=_Reader(levels))
+    return Source(listing=listing, places=range(len(levels)), read=_Reader(levels))

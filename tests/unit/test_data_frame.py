@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from iddpm.data.resize import UnusablePictureError, decode, pixels_of, square, to_channels
+from iddpm.data.frame import UnusablePictureError, decode, pixels_of, square, to_channels
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 

@@ -1,25 +1,21 @@
-"""From any source of pictures to a store: `open_source` lists it, `prepare` reads it and writes the store."""
+"""From any source of pictures to a store: `prepare` reads it and writes the store."""
 
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from iddpm.data.avatars import STYLES, all_styles, avatars
-from iddpm.data.digits import digits
-from iddpm.data.folder import Labels, folder
-from iddpm.data.listing import Source, Tally, fingerprint
-from iddpm.data.npz import npz
+from iddpm.data.frame import Frame
+from iddpm.data.listing import Tally
+from iddpm.data.opening import open_source
 from iddpm.data.store import HEADER, Store, is_store, open_store
 from iddpm.data.writing import write_store
-from iddpm.runtime.errors import ConfigError, DataError, OutputError
+from iddpm.runtime.errors import ConfigError, OutputError
 from iddpm.runtime.files import check_writable, new_folder
 
-__all__ = ["BUILT_IN", "Prepared", "open_source", "prepare"]
-
-BUILT_IN = ("avatars", "avatars-all", "digits")
+__all__ = ["Prepared", "prepare"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,39 +60,15 @@ class Prepared:
         }
 
 
-def open_source(source: str | Path, *, labels: Labels = "auto", count: int | None = None) -> Source:
-    """List a source by name or path; no picture is read.
-
-    Args:
-        source: "avatars", "avatars-all", "digits", an npz file, or a folder ("./digits" is a folder).
-        labels: Where labels come from; for a built-in set or an npz file "auto" or "none".
-        count: Training pictures of a class, for the avatars alone.
-
-    Raises:
-        DataError: No such source, or nothing usable in it.
-        ConfigError: An option that this source does not have.
-    """
-    given = str(source)
-    if count is not None and not given.startswith("avatars"):
-        raise ConfigError(
-            f"count={count}: {given} has as many pictures as it has", "count is for the avatars: leave it out"
-        )
-    if given not in BUILT_IN and not os.path.isfile(given):
-        return _folder(Path(given), given, labels)
-    if labels in ("folders", "prefix"):
-        raise ConfigError(f"labels={labels}: {given} brings its own labels", "allowed: auto, none")
-    if given not in BUILT_IN:
-        return _file(Path(given), given, with_labels=labels == "auto")
-    return _built_in(given, count) if labels == "auto" else _unlabelled(_built_in(given, count))
-
-
 def prepare(
     source: str | Path,
     size: int,
     out: str | Path,
     *,
     channels: int = 3,
-    labels: Labels = "auto",
+    background: str = "white",
+    whole: bool = False,
+    labels: str = "auto",
     count: int | None = None,
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -110,6 +82,8 @@ def prepare(
         size: Side of the pictures.
         out: The store's folder; missing, empty, or a store of the same content.
         channels: 1 (grey) or 3 (RGB).
+        background: Colour behind transparent pixels.
+        whole: Take square pictures alone, uncropped.
         labels: As for `open_source`.
         count: As for `open_source`.
         workers: Pictures read at a time; None takes all usable cores. The store does not depend on it.
@@ -121,7 +95,9 @@ def prepare(
         OutputError: `out` cannot be written, or something else is there.
     """
     started = time.perf_counter()
-    _check_request(size, channels, workers)
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers {workers}", "allowed: 1 or more")
+    frame = Frame(size=size, channels=channels, background=background, whole=whole)
     out = Path(out)
     there = _store_at(out)
     listed = open_source(source, labels=labels, count=count)
@@ -132,46 +108,10 @@ def prepare(
             return Prepared(store=there, already=True, seconds=time.perf_counter() - started)
     check_writable(out.parent)
     with new_folder(out) as aside:
-        content_hash = write_store(aside, listed, size, channels, workers=workers, progress=progress)
+        content_hash = write_store(aside, listed, frame, workers=workers, progress=progress)
         if there is not None and there.content_hash != content_hash:
             raise _taken(out, f"other content, from {there.provenance.source}")
     return Prepared(store=open_store(out), already=there is not None, seconds=time.perf_counter() - started)
-
-
-def _built_in(name: str, count: int | None) -> Source:
-    if name == "digits":
-        return digits()
-    return avatars(name, STYLES if name == "avatars" else all_styles(), count)
-
-
-def _file(path: Path, given: str, with_labels: bool) -> Source:
-    if path.suffix.lower() != ".npz":
-        raise DataError(f"{given}: this kind of file cannot be read", "allowed: a folder of pictures, an .npz file")
-    return npz(path, given, with_labels)
-
-
-def _folder(path: Path, given: str, labels: Labels) -> Source:
-    if not os.path.exists(path):
-        raise DataError(f"{given}: no such file or folder", f"allowed: a path, or one of {', '.join(BUILT_IN)}")
-    if is_store(path):
-        raise DataError(f"{given} is a prepared store already", "use it as it is, or prepare its source again")
-    return folder(path, given, labels)
-
-
-def _unlabelled(source: Source) -> Source:
-    """The same pictures without labels."""
-    listing = source.listing
-    without = replace(listing, labels=None, classes=(), fingerprint=fingerprint(listing.fingerprint, "no labels"))
-    return replace(source, listing=without)
-
-
-def _check_request(size: int, channels: int, workers: int | None) -> None:
-    if size < 1:
-        raise ConfigError(f"size {size}", "allowed: 1 or more pixels")
-    if channels not in (1, 3):
-        raise ConfigError(f"channels {channels}", "allowed: 1 (grey), 3 (RGB)")
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers {workers}", "allowed: 1 or more")
 
 
 def _store_at(out: Path) -> Store | None:

@@ -3,7 +3,7 @@
 Picture k of a style is drawn from the seed `train-k`, its held-out pictures from `held-out-k`. Styles take
 turns, so that any run of pictures holds all the classes alike. Vector graphics are rendered at the size
 itself: at 32 and 64 pixels that looks the same as rendering four times larger and averaging, and takes a
-third of the time. Backgrounds are the styles' own; a transparent one becomes white.
+third of the time. Backgrounds are the styles' own; the frame's shows where there is none.
 """
 
 import io
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from iddpm.data.listing import Listing, Picture, Source, fingerprint
-from iddpm.data.resize import decode, pixels_of
+from iddpm.data.frame import Frame, Picture, from_file
+from iddpm.data.listing import Listing, Source, fingerprint
 from iddpm.data.split import HELD_OUT_LIMIT, HELD_OUT_PART
 from iddpm.runtime.errors import ConfigError, DataError
 
@@ -39,7 +39,6 @@ STYLES = (
     "stack",
 )
 NOT_PICTURES = frozenset({"initials", "initial-face"})  # letters of a name, and the seeds are no names
-BACKGROUND = "#ffffff"
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,9 @@ class _Reader:
         k, style = divmod(index, len(self.styles))
         return self.styles[style], f"train-{k}" if k < self.train else f"held-out-{k - self.train}"
 
-    def __call__(self, index: int, size: int, channels: int) -> Picture:
-        name, seed = self.seed(index)
-        return Picture(pixels_of(decode(io.BytesIO(_png(name, seed, size)), channels)), size, size)
+    def __call__(self, place: int, frame: Frame) -> Picture:
+        name, seed = self.seed(place)
+        return from_file(io.BytesIO(_png(name, seed, frame)), frame)
 
 
 def avatars(name: str, styles: tuple[str, ...], count: int | None = None) -> Source:
@@ -89,7 +88,7 @@ def avatars(name: str, styles: tuple[str, ...], count: int | None = None) -> Sou
         fingerprint=fingerprint("avatars", settings),
         attribution="DiceBear avatar styles, CC0 1.0: " + "; ".join(sorted({_credit(style) for style in styles})),
     )
-    return Source(listing=listing, read=read, in_processes=True)
+    return Source(listing=listing, places=range(total), read=read, in_processes=True)
 
 
 def all_styles() -> tuple[str, ...]:
@@ -102,7 +101,7 @@ def _settings(styles: tuple[str, ...], count: int) -> dict[str, Any]:
         versions = {name: version(name) for name in ("dicebear-core", "dicebear-styles", "resvg-py")}
     except ImportError as error:
         raise _not_installed() from error
-    return {"styles": list(styles), "count": count, "background": BACKGROUND, **versions}
+    return {"styles": list(styles), "count": count, **versions}
 
 
 def _not_installed() -> DataError:
@@ -157,11 +156,13 @@ def _unvalidated() -> Iterator[None]:
         StyleValidator.validate = validate
 
 
-def _png(name: str, seed: str, size: int) -> bytes:
+def _png(name: str, seed: str, frame: Frame) -> bytes:
     import resvg_py
     from dicebear import Avatar
 
     svg = str(Avatar(_style(name), {"seed": seed}))
     return bytes(
-        resvg_py.svg_to_bytes(svg_string=svg, width=size, height=size, skip_system_fonts=True, background=BACKGROUND)
+        resvg_py.svg_to_bytes(
+            svg_string=svg, width=frame.size, height=frame.size, skip_system_fonts=True, background=frame.background_hex
+        )
     )

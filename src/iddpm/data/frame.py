@@ -1,0 +1,195 @@
+"""Any picture brought to a frame: so many pixels a side, so many channels, 8 bits each.
+
+The rule is the original's (improved-diffusion, `image_datasets.py`): while the shorter side is at least twice
+the size, halve both sides with a BOX filter; then BICUBIC until the shorter side is the size; then the centre
+square. Colours are taken as they are stored: an embedded colour profile is not applied.
+"""
+
+from dataclasses import dataclass
+from io import BufferedReader, BytesIO
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageColor
+
+from iddpm.runtime.errors import ConfigError
+
+__all__ = [
+    "RULE",
+    "Frame",
+    "Picture",
+    "UnsuitablePictureError",
+    "UnusablePictureError",
+    "decode",
+    "from_array",
+    "from_file",
+    "pixels_of",
+    "square",
+    "to_channels",
+]
+
+RULE = "shorter side to the size (BOX halvings, then BICUBIC), then the centre square"
+WHOLE = "square pictures whole, to the size (BOX halvings, then BICUBIC); others are left out"
+AREA_LIMIT = 1 << 24  # pixels; a long thin picture is cropped before it is enlarged beyond this
+
+_ORIENTATION_TAG = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class UnusablePictureError(Exception):
+    """One picture cannot be used: it is damaged. The message says how. The rest of the source can."""
+
+
+class UnsuitablePictureError(UnusablePictureError):
+    """One picture is whole, and not of a kind that is used here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """What every picture is brought to.
+
+    Attributes:
+        size: Side of the square, in pixels.
+        channels: 1 (grey) or 3 (RGB).
+        background: Colour that shows through transparent pixels: a name or #rrggbb.
+        whole: Take square pictures alone, uncropped, instead of the centre square of any.
+
+    Raises:
+        ConfigError: One of them is not allowed.
+    """
+
+    size: int
+    channels: int = 3
+    background: str = "white"
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"size {self.size}", "allowed: 1 or more pixels")
+        if self.channels not in (1, 3):
+            raise ConfigError(f"channels {self.channels}", "allowed: 1 (grey), 3 (RGB)")
+        try:
+            opaque = len(ImageColor.getrgb(self.background)) == 3
+        except ValueError:
+            opaque = False
+        if not opaque:
+            raise ConfigError(f"background {self.background!r}", "allowed: a colour's name, or #rrggbb")
+
+    @property
+    def background_hex(self) -> str:
+        """The background as #rrggbb."""
+        return "#{:02x}{:02x}{:02x}".format(*ImageColor.getrgb(self.background))
+
+    @property
+    def rule(self) -> str:
+        """What is done to a picture, in words."""
+        return WHOLE if self.whole else RULE
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture in its frame, and the sides that it had before."""
+
+    pixels: UInt8[np.ndarray, "c h w"]
+    width: int
+    height: int
+
+
+def from_file(file: BufferedReader | BytesIO, frame: Frame) -> Picture:
+    """Decode an encoded picture and bring it to a frame.
+
+    Raises:
+        UnusablePictureError: As for `decode`; not square where the frame takes whole pictures.
+    """
+    return _framed(decode(file, frame.channels, frame.background), frame)
+
+
+def from_array(array: UInt8[np.ndarray, "h w"] | UInt8[np.ndarray, "h w c"], frame: Frame) -> Picture:
+    """Bring raw pixels (grey, RGB or RGBA) to a frame.
+
+    Raises:
+        UnusablePictureError: Not square where the frame takes whole pictures.
+    """
+    grey = array.ndim == 3 and array.shape[2] == 1
+    image = Image.fromarray(np.ascontiguousarray(array[..., 0] if grey else array))
+    return _framed(to_channels(image, frame.channels, frame.background), frame)
+
+
+def decode(file: BufferedReader | BytesIO, channels: int, background: str = "white") -> Image.Image:
+    """Decode a whole picture file (the first frame), upright, in mode L (one channel) or RGB (three).
+
+    Raises:
+        UnusablePictureError: The file is damaged or is not a picture.
+        UnsuitablePictureError: Its mode has no fixed range.
+    """
+    try:
+        with Image.open(file) as image:
+            image.load()
+            return to_channels(_upright(image), channels, background)
+    except UnusablePictureError:
+        raise
+    except Image.UnidentifiedImageError as error:
+        raise UnusablePictureError("not a picture, or damaged at its start") from error
+    except Exception as error:  # decoders of damaged files raise nearly anything: struct, zlib, Key, Index, Memory...
+        raise UnusablePictureError(str(error) or type(error).__name__) from error
+
+
+def to_channels(image: Image.Image, channels: int, background: str = "white") -> Image.Image:
+    """Bring any mode to L or RGB; the background shows through what is transparent; 16 bits become 8, rounded.
+
+    Raises:
+        UnsuitablePictureError: A mode without a fixed range (32-bit floats).
+    """
+    if image.mode == "F":
+        raise UnsuitablePictureError("32-bit float pixels have no fixed range")
+    if image.mode.startswith("I"):
+        levels = np.asarray(image).astype(np.float64) / 257.0
+        image = Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
+    elif image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, background), image)
+    return image.convert("L" if channels == 1 else "RGB")
+
+
+def square(image: Image.Image, size: int) -> Image.Image:
+    """Resize and crop a picture to size x size by the rule of this module."""
+    while min(image.size) >= 2 * size:
+        image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
+    scale = size / min(image.size)
+    width, height = round(image.width * scale), round(image.height * scale)
+    left, top = (width - size) // 2, (height - size) // 2
+    if width * height > AREA_LIMIT:
+        across, down = image.width / width, image.height / height
+        box = (left * across, top * down, (left + size) * across, (top + size) * down)
+        return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
+    image = image.resize((width, height), Image.Resampling.BICUBIC)
+    return image.crop((left, top, left + size, top + size))
+
+
+def pixels_of(image: Image.Image) -> UInt8[np.ndarray, "c h w"]:
+    """The pixels of a picture in mode L or RGB, channels first."""
+    array = np.asarray(image)
+    return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
+
+
+def _framed(image: Image.Image, frame: Frame) -> Picture:
+    if frame.whole and image.width != image.height:
+        raise UnsuitablePictureError(f"not square: {image.width}x{image.height}")
+    return Picture(pixels_of(square(image, frame.size)), image.width, image.height)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Apply the EXIF orientation. A damaged tag counts as none: the picture itself is whole."""
+    try:
+        turn = _TURNS.get(image.getexif().get(_ORIENTATION_TAG, 1))
+    except Exception:  # the EXIF parser raises nearly anything on damaged tags
+        turn = None
+    return image if turn is None else image.transpose(turn)
