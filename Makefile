@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: install check test slow bench demo docs clean
+.PHONY: install check test slow bench bench-data demo docs clean
 
 install: $(VENV)/.dev
 
@@ -37,6 +37,9 @@ slow: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	sh benchmarks/run
+
+bench-data: $(VENV)/.dev
+	$(BIN)/python benchmarks/data.py
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/build.py

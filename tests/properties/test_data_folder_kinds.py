@@ -1,7 +1,9 @@
-"""Folders made by hypothesis: names in any script, odd modes, sides from 1x1 to 4000x30, damage."""
+"""Folders and archives made by hypothesis: names in any script, odd modes, sides from 1x1 to 4000x30, damage."""
 
 import io
+import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,9 @@ from PIL import Image
 
 from iddpm.data.frame import decode, pixels_of, square, to_channels
 from iddpm.data.listing import natural_key
+from iddpm.data.opening import open_source
 from iddpm.data.preparing import prepare
+from iddpm.runtime.errors import DataError
 
 MODES = {
     "1": (".png", ".bmp", ".TIFF"),
@@ -59,6 +63,83 @@ def write(folder: Path, made) -> list[str]:
     return whole
 
 
+dotted = st.builds("{}{}".format, st.sampled_from([""] * 6 + ["."]), names)
+paths = st.builds(
+    lambda above, name, suffix: ((*above, name), suffix),
+    st.lists(dotted | st.sampled_from(["train", "val", "Test", "__MACOSX", "2", "10"]), max_size=3),
+    dotted | st.integers(0, 30).map(str),
+    st.sampled_from([""] * 6 + [".md"]),
+)
+trees = st.dictionaries(
+    paths, st.tuples(pictures(), st.sampled_from(["whole"] * 4 + ["cut", "empty"])), min_size=1, max_size=8
+)
+
+
+def files_of(made, top: str) -> dict[str, bytes]:
+    """The files of a tree by their paths, with one whole picture in any case."""
+    whole = {f"{top}train/sure/0.png": PIXEL}
+    for (parts, other), ((suffix, content), state) in made.items():
+        kept = {"whole": content, "cut": content[: min(8, len(content) // 2)], "empty": b""}[state]
+        whole[top + "/".join(parts) + (other or suffix)] = kept
+    return whole
+
+
+def in_every_kind(place: Path, made: list[tuple[str, bytes]]) -> list[Path]:
+    """The same files as a folder, a zip and two tars."""
+    kinds = [place / "folder", place / "a.zip", place / "a.tar", place / "a.tar.gz"]
+    for name, content in made:
+        (kinds[0] / name).parent.mkdir(parents=True, exist_ok=True)
+        (kinds[0] / name).write_bytes(content)
+    with zipfile.ZipFile(kinds[1], "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in made:
+            archive.writestr(name, content)
+    for path, mode in ((kinds[2], "w"), (kinds[3], "w:gz")):
+        with tarfile.open(path, mode) as archive:
+            for name, content in made:
+                header = tarfile.TarInfo("./" + name)
+                header.size = len(content)
+                archive.addfile(header, io.BytesIO(content))
+    return kinds
+
+
+def listed(kind: Path, labels: str):
+    """What a source offers, as far as it does not depend on what holds it."""
+    listing = open_source(kind, labels=labels).listing
+    held_out = None if listing.held_out is None else listing.held_out.tolist()
+    numbers = None if listing.labels is None else listing.labels.tolist()
+    return list(listing.names), listing.classes, numbers, held_out, listing.ignored, listing.notes, listing.split_rule
+
+
+def stored(kind: Path, labels: str):
+    """What is prepared from a source, or why nothing is."""
+    try:
+        store = prepare(kind, 8, f"{kind}-store", workers=1, labels=labels).store
+    except DataError as error:
+        return str(error).replace(str(kind), "SOURCE")
+    told = store.provenance
+    assert told.found == told.used + told.ignored.count + told.damaged.count
+    return store.content_hash, told.found, told.ignored, told.damaged, told.duplicates, told.notes
+
+
+@settings(max_examples=12)
+@given(
+    made=trees,
+    top=st.sampled_from(["", "pictures/"]),
+    shuffled=st.randoms(use_true_random=False),
+    labels=st.sampled_from(["auto", "none"]),
+)
+def test_a_tree_is_the_same_source_whatever_holds_it_and_in_whatever_order_it_was_made(made, top, shuffled, labels):
+    files = list(files_of(made, top).items())
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+        kinds = in_every_kind(Path(one), files)
+        shuffled.shuffle(files)
+        kinds += in_every_kind(Path(two), files)
+        expected = listed(kinds[0], labels)
+        assert [listed(kind, labels) for kind in kinds] == [expected] * len(kinds)
+        assert len(expected[0]) + expected[4].count <= len(files)
+        assert stored(kinds[0], labels) == stored(kinds[5], labels) == stored(kinds[6], labels)
+
+
 @settings(max_examples=25)
 @given(made=files, channels=st.sampled_from([1, 3]), size=st.sampled_from([1, 8, 17]))
 def test_whole_pictures_are_used_and_damaged_ones_named(made, channels, size):
@@ -67,7 +148,7 @@ def test_whole_pictures_are_used_and_damaged_ones_named(made, channels, size):
         folder.mkdir()
         whole = write(folder, {"sure": ((".png", PIXEL), "whole")} | made)
         told = prepare(folder, size, Path(place) / "store", channels=channels, workers=1)
-        assert told.store.images.shape == (len(whole), channels, size, size)
+        assert told.store.read(slice(None)).shape == (len(whole), channels, size, size)
         provenance = told.store.provenance
         assert (provenance.used, provenance.ignored.count) == (len(whole), 0)
         assert provenance.found == provenance.used + provenance.damaged.count

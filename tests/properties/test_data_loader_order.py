@@ -29,12 +29,22 @@ PROVENANCE = Provenance(
 )
 
 
+class InMemory:
+    def __init__(self, images):
+        self.images = images
+
+    def read(self, index):
+        return self.images[index]
+
+
 def store_of(count: int, held_out: int) -> Store:
     """A store in memory; a picture's pixels are its index."""
     images = np.broadcast_to(np.arange(count, dtype=np.uint8).reshape(-1, 1, 1, 1), (count, 1, 2, 2))
     return Store(
         path=Path("made up"),
-        images=images,
+        count=count,
+        pictures=InMemory(images),
+        encoding="raw",
         labels=np.arange(count) % 3,
         classes=("a", "b", "c"),
         size=2,

@@ -101,7 +101,7 @@ def test_what_may_change_on_resume_is_told(config, name):
 
 
 def test_every_path_that_may_change_is_covered_here():
-    assert {f"train.{name}" for name in CHANGES} | {"data.source"} == MAY_CHANGE
+    assert {f"train.{name}" for name in CHANGES} | {"data.source", "data.labels", "data.background"} == MAY_CHANGE
 
 
 def test_the_same_data_may_lie_elsewhere_on_resume(config):

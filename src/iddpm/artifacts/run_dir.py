@@ -14,12 +14,12 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from iddpm.artifacts.checkpoint import Checkpoint, check_checkpoint, list_checkpoints
 from iddpm.artifacts.journal import Journal, read_journal
 from iddpm.runtime.errors import OutputError, RunError
-from iddpm.runtime.files import check_writable, write_json
+from iddpm.runtime.files import check_writable, held, write_json
 
 __all__ = ["RunDir", "locked", "open_run_dir", "start_run_dir"]
 
@@ -116,23 +116,11 @@ def locked(path: Path) -> Iterator[None]:
     """
     check_writable(path)
     with (Path(path) / ".lock").open("a") as file:
-        if not _lock(file):
+        if not held(file):
             raise OutputError(f"another process is training in {path}", "wait for it, or give another --out")
         for left in (Path(path) / "checkpoints").glob(".*"):
             shutil.rmtree(left, ignore_errors=True)
         yield
-
-
-def _lock(file: IO[str]) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such lock
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def open_run_dir(path: Path) -> RunDir:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from iddpm.cli.console import parse, print_json, telling
+from iddpm.data.crop import CentreCrop, RandomCrop, WholePicture
 from iddpm.diffusion.objective import Hybrid, Simple, Vlb
 from iddpm.diffusion.schedule import Cosine, Linear
 from iddpm.diffusion.timesteps import SecondMoment, Uniform
@@ -33,10 +34,13 @@ class Arguments:
     out: Path | None = None
     """Run directory, always to be given: config, journal, checkpoints; samples and reports come to lie there too."""
     data: str | None = None
-    """A store, a folder of pictures, an .npz file or a built-in set; None: the recipe's own. Prepared into the cache
-    ($IDDPM_CACHE, else ~/.cache/iddpm) unless it is a store."""
+    """A store, or whatever `iddpm prepare` takes: a folder or file of pictures, or a set's name; None: the recipe's own.
+    Prepared into the cache ($IDDPM_CACHE, else ~/.cache/iddpm) unless it is a store."""
     train_steps: int | None = None
     """Optimizer steps in all; the same as --train.steps."""
+    crop: Literal["centre", "random", "whole"] | None = None
+    """What is taken of each picture: its centre square; a random square of it, drawn anew each time (--data.crop.min-scale,
+    --data.crop.max-scale); or square pictures whole, leaving others out."""
     schedule: Literal["linear", "cosine"] | None = None
     """Switch the noise schedule, keeping its T."""
     objective: Literal["simple", "hybrid", "vlb"] | None = None
@@ -94,7 +98,7 @@ def config_of(arguments: Arguments) -> RunConfig:
 def _switched(config: RunConfig, argv: list[str]) -> RunConfig:
     """The recipe with the variants that the flags switch; they are parsed again, and their leaves, by `parse`."""
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in ("schedule", "objective", "timestep-sampling", "optimizer", "lr-schedule"):
+    for flag in ("crop", "schedule", "objective", "timestep-sampling", "optimizer", "lr-schedule"):
         flags.add_argument(f"--{flag}", f"--{flag.replace('-', '_')}")
     try:
         asked, _ = flags.parse_known_args(argv)
@@ -106,12 +110,14 @@ def _switched(config: RunConfig, argv: list[str]) -> RunConfig:
     sampling: dict[str | None, Any] = {"uniform": Uniform(), "second-moment": SecondMoment()}
     optimizer: dict[str | None, Any] = {"adam": Adam(), "adamw": AdamW()}
     rate: dict[str | None, Any] = {"constant": ConstantRate(), "cosine": CosineRate()}
+    crop: dict[str | None, Any] = {"centre": CentreCrop(), "random": RandomCrop(), "whole": WholePicture()}
     diffusion = replace(config.diffusion, schedule=schedule.get(asked.schedule, config.diffusion.schedule))
     if asked.objective == "simple" and diffusion.variance == "learned_range":
         diffusion = replace(diffusion, variance="fixed_large")
     train = replace(config.train, lr_schedule=rate.get(asked.lr_schedule, config.train.lr_schedule))
     return replace(
         config,
+        data=replace(config.data, crop=crop.get(asked.crop, config.data.crop)),
         diffusion=diffusion,
         objective=objective.get(asked.objective, config.objective),
         timestep_sampling=sampling.get(asked.timestep_sampling, config.timestep_sampling),

@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from iddpm.commands.draw import spacing_key
 from iddpm.commands.store import store_for
 from iddpm.data.loader import fixed_order, in_order
-from iddpm.data.store import Store
+from iddpm.data.store import Store, is_store
 from iddpm.diffusion.spacing import EvenSteps, StepsSpec, kept
 from iddpm.evaluation.likelihood import Likelihood
 from iddpm.evaluation.likelihood import likelihood as evaluate
@@ -82,7 +82,7 @@ def likelihood(path: Path, request: LikelihoodRequest, listener: Listener = SILE
     began = time.perf_counter()
     result = evaluate(
         opened.denoiser.respace(keep),
-        in_order(store, request.split, request.batch_size, request.num),
+        in_order(store, request.split, request.batch_size, request.num, opened.config.data.size),
         len(index),
         partial(conditioning, opened.config.data),
         request.seed,
@@ -102,7 +102,8 @@ def _store(opened: OpenRun, request: LikelihoodRequest, listener: Listener) -> S
             f"the run's store {source} is gone",
             f"prepare it again, or give it with --data (it was made from {data.source})",
         )
-    store, _ = store_for(source, data.size, data.channels, listener)
+    labels = "auto" if is_store(source) else data.labels
+    store, _ = store_for(replace(data, source=source, labels=labels), listener)
     if request.data is None and store.content_hash != data.content_hash:
         raise DataError(f"{source} holds other pictures than the run was trained on", "give data with --data")
     if data.classes is not None and (store.labels is None or tuple(store.classes) != data.class_names):

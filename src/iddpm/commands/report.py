@@ -9,6 +9,7 @@ import numpy as np
 
 from iddpm.artifacts.run_dir import RunDir, open_run_dir
 from iddpm.commands.show import counts_of
+from iddpm.data.crop import resized
 from iddpm.data.loader import fixed_order
 from iddpm.data.store import Store, open_store
 from iddpm.experiment.config import RunConfig
@@ -132,7 +133,7 @@ def _held_out(store: Store, config: RunConfig) -> Pictures | None:
     if not len(store.held_out):
         return None
     chosen = _by_class(store) if store.labels is not None and store.classes else fixed_order(store, "held_out", 40)
-    images = np.ascontiguousarray(store.images[chosen].transpose(0, 2, 3, 1))
+    images = np.ascontiguousarray(resized(store.read(chosen), config.data.size).transpose(0, 2, 3, 1))
     labels = store.labels[chosen] if store.labels is not None and config.data.classes else None
     return Pictures(images=images, labels=labels, class_names=store.classes)
 

@@ -53,7 +53,7 @@ def show(target: str) -> dict[str, Any]:
         return {"recipe": target} | _facts(recipe(target).config())
     if not path.exists():
         near = _hint(target)
-        raise ConfigError(f"{target!r} is neither a recipe nor a run directory", near)
+        raise ConfigError(f"{target!r} is neither a recipe nor a run directory nor a store", near)
     run = open_run_dir(path)
     newest, complaints = run.newest_checkpoint()
     progress = {

@@ -2,21 +2,34 @@
 
 import os
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from iddpm.data.crop import WholePicture, stored_size
+from iddpm.data.frame import Frame
+from iddpm.data.listing import fingerprint
 from iddpm.data.opening import open_source
-from iddpm.data.preparing import prepare
-from iddpm.data.store import Store, is_store, open_store
+from iddpm.data.preparing import Prepared, prepare, store_source
+from iddpm.data.store import SCHEMA, Store, is_store, open_store
+from iddpm.experiment.config import DataConfig
+from iddpm.runtime.errors import ConfigError
 from iddpm.runtime.files import check_writable
 from iddpm.runtime.telling import SILENT, Listener
 
-__all__ = ["cache_folder", "prepare_store", "store_for"]
+__all__ = ["cache_folder", "downloads", "prepare_store", "store_for"]
+
+SHOWN = 5
 
 
 def cache_folder() -> Path:
     """Where prepared stores are shared between runs: $IDDPM_CACHE, else ~/.cache/iddpm."""
     return Path(os.environ.get("IDDPM_CACHE") or Path.home() / ".cache" / "iddpm")
+
+
+def downloads() -> Path:
+    """Where downloaded sets are kept, for all runs."""
+    return cache_folder() / "downloads"
 
 
 def prepare_store(source: str, size: int, out: Path, *, listener: Listener = SILENT, **options: Any) -> dict[str, Any]:
@@ -27,42 +40,55 @@ def prepare_store(source: str, size: int, out: Path, *, listener: Listener = SIL
         size: Side of the pictures.
         out: The store's folder.
         listener: Told the pictures done.
-        options: `channels`, `labels`, `count`, `workers` of `iddpm.data.preparing.prepare`.
+        options: Others of `iddpm.data.preparing.prepare`.
 
     Raises:
         InputError: The source, an option or the place cannot be used.
     """
-    prepared = prepare(source, size, out, progress=_telling(listener), **options)
+    prepared = prepare(source, size, out, downloads=downloads(), listener=listener, **options)
     return prepared.figures()
 
 
-def store_for(source: str, size: int, channels: int, listener: Listener = SILENT) -> tuple[Store, float]:
-    """The store of a source: itself if it is one, else prepared into the cache; and the seconds that took.
+def store_for(data: DataConfig, listener: Listener = SILENT) -> tuple[Store, float]:
+    """The store of a run's data: the source itself if it is one, else prepared into the cache; and the seconds that took.
 
     Raises:
         InputError: The source or the cache cannot be used.
     """
-    if is_store(source):
-        return open_store(source, size=size, channels=channels), 0.0
-    listing = open_source(source).listing
+    size = stored_size(data.crop, data.size)
+    if is_store(data.source):
+        if data.labels != "auto":
+            raise ConfigError(f"data.labels is {data.labels}: {data.source} is a store and has its own", "leave it out")
+        return open_store(data.source, size=size, channels=data.channels), 0.0
     stores = cache_folder() / "stores"
     check_writable(stores)
-    name = re.sub(r"[^A-Za-z0-9]+", "-", Path(source).name).strip("-") or "pictures"
-    place = stores / f"{name}-{size}x{size}x{channels}-{listing.fingerprint[:12]}"
-    listener.say(f"data: {source} at {size}x{size}, prepared in {place}")
-    prepared = prepare(source, size, place, channels=channels, progress=_telling(listener))
-    told = prepared.store.provenance
-    left_out = (
-        f", {told.ignored.count} ignored, {told.damaged.count} damaged"
-        if told.ignored.count or told.damaged.count
-        else ""
+    frame = Frame(
+        size=size, channels=data.channels, background=data.background, whole=isinstance(data.crop, WholePicture)
     )
-    listener.say(
-        f"data: {told.used} of {told.found} pictures used{left_out}; "
-        f"{len(prepared.store.train)} to train on, {len(prepared.store.held_out)} held out ({told.split_rule})"
-    )
+    opened = open_source(data.source, labels=data.labels, downloads=downloads(), scratch=stores, listener=listener)
+    identity = fingerprint(SCHEMA, opened.listing.fingerprint, asdict(frame))
+    name = re.sub(r"[^A-Za-z0-9]+", "-", Path(data.source).name).strip("-") or "pictures"
+    place = stores / f"{name[:60]}-{size}x{size}x{data.channels}-{identity[:12]}"
+    listener.say(f"data: {data.source} at {size}x{size}, prepared in {place}")
+    prepared = store_source(opened, frame, place, listener=listener)
+    _tell(prepared, listener)
     return prepared.store, 0.0 if prepared.already else prepared.seconds
 
 
-def _telling(listener: Listener) -> Any:
-    return lambda done, total: listener.progress("preparing", done, total, "pictures")
+def _tell(prepared: Prepared, listener: Listener) -> None:
+    told, store = prepared.store.provenance, prepared.store
+    left_out = f", {told.ignored.count} ignored, {told.damaged.count} damaged"
+    listener.say(
+        f"data: {told.used} of {told.found} pictures used{left_out if told.used < told.found else ''}; "
+        f"{len(store.train)} to train on, {len(store.held_out)} held out ({told.split_rule})"
+    )
+    for each in (*told.damaged.listed[:SHOWN], *told.ignored.listed[:SHOWN]):
+        listener.say(f"  left out: {each.name}: {each.reason}")
+    if told.damaged.count + told.ignored.count > SHOWN:
+        listener.say(f"  `iddpm show {store.path}` says more")
+    if told.cropped:
+        listener.say(f"data: {told.cropped} pictures are not square: {told.rule}")
+    for note in told.notes:
+        listener.say(f"note: {note}")
+    if told.attribution:
+        listener.say(f"data: {told.attribution}")

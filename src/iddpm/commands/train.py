@@ -11,7 +11,7 @@ from iddpm.artifacts.run_dir import RunDir, locked, open_run_dir, start_run_dir
 from iddpm.commands.preview import preview_hook
 from iddpm.commands.store import store_for
 from iddpm.data.loader import Batches
-from iddpm.data.opening import BUILT_IN
+from iddpm.data.opening import NAMES
 from iddpm.data.store import Store
 from iddpm.experiment.build import build_net, build_task
 from iddpm.experiment.config import RunConfig
@@ -72,7 +72,7 @@ def train(
     _check_source(config)
     build_net(config, torch.device("meta"))  # a network that cannot be is refused before any data is prepared
     out = _free_place(out)
-    store, seconds = store_for(config.data.source, config.data.size, config.data.channels, listener)
+    store, seconds = store_for(config.data, listener)
     config = config_for_store(config, store)
     with locked(out):
         run, changes = _enter(out, config, store, world, prepare_seconds + seconds)
@@ -82,7 +82,8 @@ def train(
 def _train(
     config: RunConfig, run: RunDir, changes: dict[str, Any], store: Store, world: World, listener: Listener
 ) -> TrainResult:
-    batches = Batches(store, "train", config.train.batch_size, config.train.seed, config.data.flip)
+    data, train = config.data, config.train
+    batches = Batches(store, "train", train.batch_size, train.seed, data.flip, data.size, data.crop)
     task = build_task(config, build_net(config, world.device), world.device)
     state = new_state(task, config.optimizer, config.train)
     resumed_from = _resume(run, state, config, listener)
@@ -107,6 +108,7 @@ def _train(
             world=world,
             listener=listener,
             hooks=_hooks(config, run, world, listener),
+            data_cure=batches.cure,
         )
         outcome = run_session(session, batches)
     _tell_end(run, config, outcome.step, outcome.seconds, outcome.stopped_by, listener)
@@ -125,7 +127,7 @@ def _train(
 def _check_source(config: RunConfig) -> None:
     """A recipe of the paper names data that is the user's to bring."""
     source = config.data.source
-    if source not in BUILT_IN and not Path(source).exists():
+    if source not in NAMES and not source.startswith("hf:") and not Path(source).exists():
         named = config.recipe in RECIPES and RECIPES[config.recipe].config().data.source == source
         if named:
             raise DataError(f"recipe {config.recipe} brings no pictures ({source})", "give them with --data FOLDER")

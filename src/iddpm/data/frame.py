@@ -30,7 +30,7 @@ __all__ = [
 
 RULE = "shorter side to the size (BOX halvings, then BICUBIC), then the centre square"
 WHOLE = "square pictures whole, to the size (BOX halvings, then BICUBIC); others are left out"
-AREA_LIMIT = 1 << 24  # pixels; a long thin picture is cropped before it is enlarged beyond this
+AREA_LIMIT = 1 << 24  # pixels; a long thin picture is cut before it is enlarged beyond this
 
 _ORIENTATION_TAG = 0x0112
 _TURNS = {
@@ -42,6 +42,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_ON_ITS_SIDE = frozenset(_TURNS[tag] for tag in (5, 6, 7, 8))
 
 
 class UnusablePictureError(Exception):
@@ -61,6 +62,8 @@ class Frame:
         channels: 1 (grey) or 3 (RGB).
         background: Colour that shows through transparent pixels: a name or #rrggbb.
         whole: Take square pictures alone, uncropped, instead of the centre square of any.
+        fast_jpeg: Decode a JPEG at a half, quarter or eighth of its size where twice the frame's is left: several
+            times faster for large photographs; the averages it takes differ slightly from the rule's.
 
     Raises:
         ConfigError: One of them is not allowed.
@@ -70,6 +73,7 @@ class Frame:
     channels: int = 3
     background: str = "white"
     whole: bool = False
+    fast_jpeg: bool = False
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -91,7 +95,7 @@ class Frame:
     @property
     def rule(self) -> str:
         """What is done to a picture, in words."""
-        return WHOLE if self.whole else RULE
+        return (WHOLE if self.whole else RULE) + ("; large JPEGs decoded at a fraction" if self.fast_jpeg else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +113,7 @@ def from_file(file: BufferedReader | BytesIO, frame: Frame) -> Picture:
     Raises:
         UnusablePictureError: As for `decode`; not square where the frame takes whole pictures.
     """
-    return _framed(decode(file, frame.channels, frame.background), frame)
+    return _framed(*_decoded(file, frame), frame)
 
 
 def from_array(array: UInt8[np.ndarray, "h w"] | UInt8[np.ndarray, "h w c"], frame: Frame) -> Picture:
@@ -120,7 +124,7 @@ def from_array(array: UInt8[np.ndarray, "h w"] | UInt8[np.ndarray, "h w c"], fra
     """
     grey = array.ndim == 3 and array.shape[2] == 1
     image = Image.fromarray(np.ascontiguousarray(array[..., 0] if grey else array))
-    return _framed(to_channels(image, frame.channels, frame.background), frame)
+    return _framed(to_channels(image, frame.channels, frame.background), image.size, frame)
 
 
 def decode(file: BufferedReader | BytesIO, channels: int, background: str = "white") -> Image.Image:
@@ -130,10 +134,20 @@ def decode(file: BufferedReader | BytesIO, channels: int, background: str = "whi
         UnusablePictureError: The file is damaged or is not a picture.
         UnsuitablePictureError: Its mode has no fixed range.
     """
+    return _decoded(file, Frame(size=1, channels=channels, background=background))[0]
+
+
+def _decoded(file: BufferedReader | BytesIO, frame: Frame) -> tuple[Image.Image, tuple[int, int]]:
+    """The picture in the frame's channels, and the sides that it had in the file, upright."""
     try:
         with Image.open(file) as image:
+            width, height = image.size
+            if frame.fast_jpeg and image.format == "JPEG":
+                image.draft(image.mode, (2 * frame.size, 2 * frame.size))
             image.load()
-            return to_channels(_upright(image), channels, background)
+            turn = _turn(image)
+            whole = to_channels(image if turn is None else image.transpose(turn), frame.channels, frame.background)
+            return whole, (height, width) if turn in _ON_ITS_SIDE else (width, height)
     except UnusablePictureError:
         raise
     except Image.UnidentifiedImageError as error:
@@ -162,16 +176,27 @@ def to_channels(image: Image.Image, channels: int, background: str = "white") ->
 def square(image: Image.Image, size: int) -> Image.Image:
     """Resize and crop a picture to size x size by the rule of this module."""
     while min(image.size) >= 2 * size:
-        image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
+        image = _halved(image)
     scale = size / min(image.size)
     width, height = round(image.width * scale), round(image.height * scale)
     left, top = (width - size) // 2, (height - size) // 2
-    if width * height > AREA_LIMIT:
-        across, down = image.width / width, image.height / height
-        box = (left * across, top * down, (left + size) * across, (top + size) * down)
-        return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
-    image = image.resize((width, height), Image.Resampling.BICUBIC)
-    return image.crop((left, top, left + size, top + size))
+    # Across first, as the original's Pillow did whatever the shape; cutting the ends off in between changes no pixel.
+    image = image.resize((width, image.height), Image.Resampling.BICUBIC).crop((left, 0, left + size, image.height))
+    if size * height > AREA_LIMIT:
+        down = image.height / height
+        return image.resize(
+            (size, size), Image.Resampling.BICUBIC, box=(0, top * down, size, min((top + size) * down, image.height))
+        )
+    return image.resize((size, height), Image.Resampling.BICUBIC).crop((0, top, size, top + size))
+
+
+def _halved(image: Image.Image) -> Image.Image:
+    """Both sides halved, rounded down, with a BOX filter: across, then down. `reduce` does an even side much faster."""
+    width, height = image.width // 2, image.height // 2
+    even = image.width % 2 == 0
+    image = image.reduce((2, 1)) if even else image.resize((width, image.height), Image.Resampling.BOX)
+    even = image.height % 2 == 0
+    return image.reduce((1, 2)) if even else image.resize((width, height), Image.Resampling.BOX)
 
 
 def pixels_of(image: Image.Image) -> UInt8[np.ndarray, "c h w"]:
@@ -180,16 +205,15 @@ def pixels_of(image: Image.Image) -> UInt8[np.ndarray, "c h w"]:
     return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
 
 
-def _framed(image: Image.Image, frame: Frame) -> Picture:
-    if frame.whole and image.width != image.height:
-        raise UnsuitablePictureError(f"not square: {image.width}x{image.height}")
-    return Picture(pixels_of(square(image, frame.size)), image.width, image.height)
+def _framed(image: Image.Image, sides: tuple[int, int], frame: Frame) -> Picture:
+    if frame.whole and sides[0] != sides[1]:
+        raise UnsuitablePictureError(f"not square: {sides[0]}x{sides[1]}")
+    return Picture(pixels_of(square(image, frame.size)), *sides)
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Apply the EXIF orientation. A damaged tag counts as none: the picture itself is whole."""
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """What makes a picture stand upright. A damaged EXIF tag counts as none: the picture itself is whole."""
     try:
-        turn = _TURNS.get(image.getexif().get(_ORIENTATION_TAG, 1))
+        return _TURNS.get(image.getexif().get(_ORIENTATION_TAG, 1))
     except Exception:  # the EXIF parser raises nearly anything on damaged tags
-        turn = None
-    return image if turn is None else image.transpose(turn)
+        return None

@@ -27,6 +27,8 @@ __all__ = [
 
 LISTED = 1000
 
+_DIGITS = re.compile("[0-9]+")
+
 
 @dataclass(frozen=True)
 class LeftOut:
@@ -52,6 +54,14 @@ class Tally:
         """Count all, keep the first."""
         return Tally(len(left_out), tuple(left_out[:LISTED]))
 
+    def with_one(self, left_out: LeftOut) -> "Tally":
+        """One more."""
+        return self.with_all(Tally(1, (left_out,)))
+
+    def with_all(self, others: "Tally") -> "Tally":
+        """Those of another besides."""
+        return Tally(self.count + others.count, (self.listed + others.listed)[:LISTED])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
@@ -60,7 +70,7 @@ class Provenance:
     Attributes:
         source: The source as it was given.
         kind: "built-in", "folder", "npz" and so on: the kind of source.
-        fingerprint: Stands for the source's state and settings: while equal, preparing again changes nothing.
+        fingerprint: Stands for the source's state and all settings: while equal, preparing again changes nothing.
         settings: What the pictures depend on besides the source: options, library versions.
         rule: How a picture was brought to the size.
         split_rule: How the held-out pictures were chosen.
@@ -149,7 +159,12 @@ def fingerprint(*parts: object) -> str:
     return hashlib.sha256(json.dumps([*parts, decoding], sort_keys=True).encode()).hexdigest()
 
 
-def natural_key(text: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
+def natural_key(text: str) -> tuple[str, str]:
     """Sort key that takes runs of digits as numbers: 2 before 10, the text itself where that ties."""
-    pieces = re.split("([0-9]+)", text)
-    return tuple((0, int(each), "") if each.isdecimal() and each.isascii() else (1, 0, each) for each in pieces), text
+    return _DIGITS.sub(_by_length, text), text
+
+
+def _by_length(run: re.Match[str]) -> str:
+    """Digits as a text that sorts by their value: shorter numbers first, all of them before any letter."""
+    digits = run[0].lstrip("0")
+    return f"\0{chr(min(len(digits), 99_999) + 1)}{digits}"

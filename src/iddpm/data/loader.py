@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from iddpm.data.crop import CentreCrop, Crop, RandomCrop, Windows, draw_windows, resized, stored_size
 from iddpm.data.store import Split, Store
 from iddpm.runtime.errors import DataError
 from iddpm.runtime.seeds import Draws, Stream, permutation
@@ -66,13 +67,30 @@ class Batches:
         batch_size: Pictures in a step, over all processes.
         seed: Of the order and the flips.
         flip: Whether each picture is mirrored left to right with probability one half, drawn anew each time.
+        size: Side of the pictures, if not the store's.
+        crop: What is cut from the store's pictures where they are larger.
 
     Raises:
-        DataError: That side of the split is empty.
+        DataError: That side of the split is empty, or the store's pictures have not the size that the crop needs.
     """
 
-    def __init__(self, store: Store, split: Split, batch_size: int, seed: int, flip: bool = False):
+    def __init__(
+        self,
+        store: Store,
+        split: Split,
+        batch_size: int,
+        seed: int,
+        flip: bool = False,
+        size: int | None = None,
+        crop: Crop | None = None,
+    ):
         self.store, self.batch_size, self.seed, self.flip = store, batch_size, seed, flip
+        self.size, self.crop = size or store.size, crop or CentreCrop()
+        needed = stored_size(self.crop, self.size)
+        if store.size < needed or (store.size > needed and not isinstance(self.crop, RandomCrop)):
+            raise DataError(
+                f"{store.path}: pictures of size {store.size}; {needed} is needed", f"prepare with --size {needed}"
+            )
         self._pictures = store.indices(split)
         self._orders: dict[int, np.ndarray] = {}
         if not len(self._pictures):
@@ -83,12 +101,23 @@ class Batches:
         """Pictures in an epoch."""
         return len(self._pictures)
 
+    @property
+    def cure(self) -> str:
+        """What makes these batches come faster, should training wait for them."""
+        if self.store.encoding != "raw":
+            return "the store is encoded: prepare it raw (--encode-above-gb), or give the process more cores"
+        if isinstance(self.crop, RandomCrop):
+            return "random crops are cut on the CPU: give the process more cores, or take --crop centre"
+        return f"the disk of {self.store.path} is too slow: copy the store ({self.store.raw_bytes / 1e9:.1f} GB) to a local one, or to memory"
+
     def at(self, step: int, first: int = 0, count: int | None = None) -> Batch:
         """The batch of a step (the first step is 0), or `count` of its pictures from place `first` on."""
         place = np.arange(first, self.batch_size if count is None else first + count)
         index = self._pictures[self._chosen(step * self.batch_size + place)]
-        mirrored = self._mirrored(step, torch.from_numpy(place)) if self.flip else None
-        return _gather(self.store, index, place, mirrored)
+        draws = Draws(self.seed, step, torch.from_numpy(place))
+        windows = draw_windows(self.crop, self.size, draws) if isinstance(self.crop, RandomCrop) else None
+        mirrored = draws.uniform(Stream.FLIP) < 0.5 if self.flip else None
+        return _gather(self.store, index, place, self.size, windows, mirrored)
 
     def _chosen(self, positions: Int64[np.ndarray, "b"]) -> Int64[np.ndarray, "b"]:
         """Which picture of the split stands at each position of the endless sequence."""
@@ -107,9 +136,6 @@ class Batches:
             self._orders = {each: self._orders[each] for each in latest} | {epoch: order}
         return order
 
-    def _mirrored(self, step: int, place: Int64[Tensor, "b"]) -> Bool[Tensor, "b"]:
-        return Draws(self.seed, step, place).uniform(Stream.FLIP) < 0.5
-
 
 def fixed_order(store: Store, split: Split, num: int | None = None) -> Int64[np.ndarray, "k"]:
     """The pictures of a split, shuffled once and for all, so that the first `num` of them are a fair sample.
@@ -123,12 +149,17 @@ def fixed_order(store: Store, split: Split, num: int | None = None) -> Int64[np.
     return pictures[permutation(0, 0, len(pictures))][:num]
 
 
-def in_order(store: Store, split: Split, batch_size: int, num: int | None = None) -> Iterator[Batch]:
-    """Each picture of a split once, in `fixed_order`, unflipped; the last batch may be short."""
+def in_order(
+    store: Store, split: Split, batch_size: int, num: int | None = None, size: int | None = None
+) -> Iterator[Batch]:
+    """Each picture of a split once, in `fixed_order`, unflipped, uncropped, at `size` (None: the store's).
+
+    The last batch may be short.
+    """
     pictures = fixed_order(store, split, num)
     for start in range(0, len(pictures), batch_size):
         index = pictures[start : start + batch_size]
-        yield _gather(store, index, np.arange(start, start + len(index)), None)
+        yield _gather(store, index, np.arange(start, start + len(index)), size or store.size)
 
 
 class Prefetch:
@@ -189,8 +220,15 @@ class Prefetch:
                 return
 
 
-def _gather(store: Store, index: np.ndarray, place: np.ndarray, mirrored: Tensor | None) -> Batch:
-    images = torch.from_numpy(store.images[index])
+def _gather(
+    store: Store,
+    index: np.ndarray,
+    place: np.ndarray,
+    size: int,
+    windows: Windows | None = None,
+    mirrored: Tensor | None = None,
+) -> Batch:
+    images = torch.from_numpy(resized(store.read(index), size, windows))
     if mirrored is not None:
         images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
     labels = None if store.labels is None else torch.from_numpy(store.labels[index])

@@ -1,66 +1,158 @@
 """A source by its name or path: which kind it is, and its listing. No picture is read."""
 
 import os
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from iddpm.data.known_sets import KNOWN, fetch_known
 from iddpm.data.listing import Source, fingerprint
+from iddpm.data.sources.archive import is_tar_folder, tar_archive, tar_folder, zip_archive
+from iddpm.data.sources.arrays import check_labels_option
 from iddpm.data.sources.avatars import STYLES, all_styles, avatars
+from iddpm.data.sources.cifar import cifar, is_cifar
 from iddpm.data.sources.digits import digits
+from iddpm.data.sources.emoji import emoji
+from iddpm.data.sources.fashion_mnist import SYSTEM_FOLDER, fashion_mnist
 from iddpm.data.sources.folder import folder
+from iddpm.data.sources.huggingface import huggingface, is_saved_dataset
+from iddpm.data.sources.idx import idx, is_idx
+from iddpm.data.sources.imagenet64 import imagenet64, is_imagenet64
+from iddpm.data.sources.lsun import is_lsun, lsun
 from iddpm.data.sources.npz import npz
+from iddpm.data.sources.tar_index import is_tar_name
+from iddpm.data.sources.webdataset import is_webdataset, webdataset
 from iddpm.data.store import is_store
 from iddpm.runtime.errors import ConfigError, DataError
+from iddpm.runtime.telling import SILENT, Listener
 
-__all__ = ["BUILT_IN", "open_source"]
+__all__ = ["BUILT_IN", "NAMES", "open_source"]
 
-BUILT_IN = ("avatars", "avatars-all", "digits")
+BUILT_IN = ("avatars", "avatars-all", "digits", "emoji")
+NAMES = (*BUILT_IN, *KNOWN)
+HUB = "hf:"
 
 
-def open_source(source: str | Path, *, labels: str = "auto", count: int | None = None) -> Source:
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """A source as the user gave it, and what its kind may need to open it."""
+
+    given: str
+    labels: str
+    scratch: Path | None
+    listener: Listener
+
+    @property
+    def path(self) -> Path:
+        return Path(self.given)
+
+
+# A kind is asked for in this order: whether a path is of it, and its source.
+_FOLDERS: tuple[tuple[Callable[[Path], bool], Callable[[_Asked], Source]], ...] = (
+    (is_lsun, lambda asked: lsun(asked.path, asked.given, asked.labels)),
+    (is_saved_dataset, lambda asked: huggingface(asked.path, asked.given, asked.labels)),
+    (is_cifar, lambda asked: cifar(asked.path, asked.given, asked.labels, asked.scratch)),
+    (is_imagenet64, lambda asked: imagenet64(asked.path, asked.given, asked.labels, asked.scratch)),
+    (is_idx, lambda asked: idx(asked.path, asked.given, asked.labels, asked.scratch)),
+    (
+        is_webdataset,
+        lambda asked: webdataset(asked.path, asked.given, asked.labels, asked.scratch, tell=_telling(asked)),
+    ),
+    (
+        is_tar_folder,
+        lambda asked: tar_folder(asked.path, asked.given, asked.labels, asked.scratch, tell=_telling(asked)),
+    ),
+    (lambda path: True, lambda asked: folder(asked.path, asked.given, asked.labels)),
+)
+_FILES: tuple[tuple[Callable[[Path], bool], Callable[[_Asked], Source]], ...] = (
+    (is_cifar, lambda asked: cifar(asked.path, asked.given, asked.labels, asked.scratch)),
+    (is_imagenet64, lambda asked: imagenet64(asked.path, asked.given, asked.labels, asked.scratch)),
+    (is_idx, lambda asked: idx(asked.path, asked.given, asked.labels, asked.scratch)),
+    (lambda path: path.suffix.lower() in (".npz", ".npy"), lambda asked: npz(asked.path, asked.given, asked.labels, asked.scratch)),
+    (lambda path: path.suffix.lower() == ".zip", lambda asked: zip_archive(asked.path, asked.given, asked.labels)),
+    (is_webdataset, lambda asked: webdataset(asked.path, asked.given, asked.labels, asked.scratch, tell=_telling(asked))),
+    (lambda path: is_tar_name(path.name), lambda asked: tar_archive(asked.path, asked.given, asked.labels, asked.scratch, tell=_telling(asked))),
+)  # fmt: skip
+
+
+def open_source(
+    source: str | Path,
+    *,
+    labels: str = "auto",
+    count: int | None = None,
+    downloads: Path | None = None,
+    scratch: Path | None = None,
+    listener: Listener = SILENT,
+) -> Source:
     """List a source by name or path; no picture is read.
 
     Args:
-        source: "avatars", "avatars-all", "digits", an npz file, or a folder ("./digits" is a folder).
-        labels: Where labels come from; for a built-in set or an npz file "auto" or "none".
+        source: A name of `NAMES`, hf:NAME or hf:NAME:CONFIG of the Hugging Face hub, or a path ("./digits" is a folder).
+        labels: Where labels come from; "auto": what the source brings.
         count: Training pictures of a class, for the avatars alone.
+        downloads: Where the sets that are downloaded are kept and looked for; None: nothing is downloaded.
+        scratch: A folder with room for what must be unpacked to be read; None: the system's for temporary files.
+        listener: Told what is downloaded and unpacked.
 
     Raises:
         DataError: No such source, or nothing usable in it.
         ConfigError: An option that this source does not have.
+        OutputError: No room to download or to unpack.
     """
-    given = str(source)
-    if count is not None and not given.startswith("avatars"):
+    asked = _Asked(given=str(source), labels=labels, scratch=scratch, listener=listener)
+    if count is not None and not asked.given.startswith("avatars"):
         raise ConfigError(
-            f"count={count}: {given} has as many pictures as it has", "count is for the avatars: leave it out"
+            f"count={count}: {source} has as many pictures as it has", "count is for the avatars: leave it out"
         )
-    if given not in BUILT_IN and not os.path.isfile(given):
-        return _folder(Path(given), given, labels)
-    if labels in ("folders", "prefix"):
-        raise ConfigError(f"labels={labels}: {given} brings its own labels", "allowed: auto, none")
-    if given not in BUILT_IN:
-        return _file(Path(given), given, with_labels=labels == "auto")
-    return _built_in(given, count) if labels == "auto" else _unlabelled(_built_in(given, count))
+    if asked.given in BUILT_IN:
+        check_labels_option(labels, asked.given)
+        opened = _built_in(asked.given, count)
+        return opened if labels == "auto" else _unlabelled(opened)
+    if asked.given in KNOWN:
+        return _known(asked, downloads)
+    if asked.given.startswith(HUB):
+        return huggingface(asked.given, asked.given, labels)
+    return _at_path(asked)
 
 
 def _built_in(name: str, count: int | None) -> Source:
     if name == "digits":
         return digits()
+    if name == "emoji":
+        return emoji()
     return avatars(name, STYLES if name == "avatars" else all_styles(), count)
 
 
-def _file(path: Path, given: str, with_labels: bool) -> Source:
-    if path.suffix.lower() != ".npz":
-        raise DataError(f"{given}: this kind of file cannot be read", "allowed: a folder of pictures, an .npz file")
-    return npz(path, given, with_labels)
+def _known(asked: _Asked, downloads: Path | None) -> Source:
+    """A well-known set: where the system has it, else downloaded."""
+    name = asked.given
+    if name == "fashion-mnist" and SYSTEM_FOLDER.is_dir():
+        check_labels_option(asked.labels, name)
+        opened = fashion_mnist(SYSTEM_FOLDER, asked.scratch)
+        return opened if asked.labels == "auto" else _unlabelled(opened)
+    if downloads is None:
+        raise DataError(f"{name} is not here", "give a folder for downloads, or the path of its files")
+    place = fetch_known(name, downloads, tell=_telling(asked), mirror=os.environ.get("IDDPM_MIRROR") or None)
+    opened = (
+        cifar(place, name, asked.labels, asked.scratch)
+        if is_cifar(place)
+        else idx(place, name, asked.labels, asked.scratch, KNOWN[name].classes or None)
+    )
+    return replace(opened, listing=replace(opened.listing, attribution=KNOWN[name].attribution))
 
 
-def _folder(path: Path, given: str, labels: str) -> Source:
-    if not os.path.exists(path):
-        raise DataError(f"{given}: no such file or folder", f"allowed: a path, or one of {', '.join(BUILT_IN)}")
-    if is_store(path):
-        raise DataError(f"{given} is a prepared store already", "use it as it is, or prepare its source again")
-    return folder(path, given, labels)
+def _at_path(asked: _Asked) -> Source:
+    if not os.path.exists(asked.given):
+        raise DataError(f"{asked.given}: no such file or folder", f"allowed: a path, or one of {', '.join(NAMES)}")
+    if is_store(asked.given):
+        raise DataError(f"{asked.given} is a prepared store already", "use it as it is, or prepare its source again")
+    for is_of_kind, opened in _FOLDERS if os.path.isdir(asked.given) else _FILES:
+        if is_of_kind(asked.path):
+            return opened(asked)
+    raise DataError(
+        f"{asked.given}: this kind of file cannot be read",
+        "allowed: a folder, .zip, .tar (also .gz, .bz2, .xz), .npz, .npy, or the files of CIFAR, MNIST or ImageNet 64x64",
+    )
 
 
 def _unlabelled(source: Source) -> Source:
@@ -68,3 +160,13 @@ def _unlabelled(source: Source) -> Source:
     listing = source.listing
     without = replace(listing, labels=None, classes=(), fingerprint=fingerprint(listing.fingerprint, "no labels"))
     return replace(source, listing=without)
+
+
+def _telling(asked: _Asked) -> Callable[[str, int, int], None]:
+    """Progress in bytes, told in MB."""
+
+    def tell(task: str, done: int, total: int) -> None:
+        whole = max(1, round(total / 1e6))
+        asked.listener.progress(task, whole if done >= total else min(whole - 1, round(done / 1e6)), whole, "MB")
+
+    return tell

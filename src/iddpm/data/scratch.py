@@ -6,6 +6,7 @@ of any size costs no memory that others need.
 
 import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -37,14 +38,16 @@ def unpacked(stream: IO[bytes], folder: Path | None) -> IO[bytes]:
     Raises:
         OutputError: The scratch file cannot be written.
     """
-    file = new_scratch(folder)
-    while piece := stream.read(PIECE):
-        try:
-            file.write(piece)
-        except OSError as error:
-            raise _no_room(folder, error) from error
-    file.flush()
-    file.seek(0)
+    with ExitStack() as undo:
+        file = undo.enter_context(new_scratch(folder))
+        while piece := stream.read(PIECE):
+            try:
+                file.write(piece)
+            except OSError as error:
+                raise _no_room(folder, error) from error
+        file.flush()
+        file.seek(0)
+        undo.pop_all()
     return file
 
 

@@ -1,9 +1,9 @@
-"""The prepared store: a folder that holds pictures of one size as raw uint8, ready to be memory-mapped.
+"""The prepared store: a folder that holds pictures of one size, ready to be used as they lie there.
 
-    store.json      what it is: schema, size, channels, classes, content hash, split, provenance
-    images.bin      uint8 [count, channels, size, size], without a header
-    labels.npy      int64 [count], where the pictures have labels
-    held_out.npy    int64, rising: the pictures that training never reads
+    store.json         what it is: schema, size, channels, classes, content hash, split, provenance
+    images-00000.bin   the pictures, in shards: see `iddpm.data.shards`
+    labels.npy         int64 [count], where the pictures have labels
+    held_out.npy       int64, rising: the pictures that training never reads
 
 `open_store` costs no full read: it compares the sizes of the files with what `store.json` says.
 """
@@ -11,6 +11,7 @@
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,13 +21,13 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from iddpm.data.listing import Provenance
+from iddpm.data.shards import Encoding, Layout, Pictures, open_pictures
 from iddpm.data.split import digest
 from iddpm.runtime.errors import DataError
 from iddpm.runtime.files import write_json
 
 __all__ = [
     "HEADER",
-    "IMAGES",
     "SCHEMA",
     "Split",
     "Store",
@@ -39,8 +40,10 @@ __all__ = [
 ]
 
 FORMAT = "iddpm store"
-SCHEMA = 1
-HEADER, IMAGES, LABELS, HELD_OUT = "store.json", "images.bin", "labels.npy", "held_out.npy"
+SCHEMA = 2
+CONTENT = 1  # of the content hash: what it covers does not depend on how the files are laid out
+HEADER, LABELS, HELD_OUT = "store.json", "labels.npy", "held_out.npy"
+CHECKED_AT_ONCE = 1 << 26  # bytes of pixels
 
 Split = Literal["train", "held_out", "all"]
 
@@ -52,6 +55,8 @@ class _Header:
     size: int
     channels: int
     count: int
+    encoding: Encoding
+    per_shard: int
     labelled: bool
     classes: tuple[str, ...]
     held_out: int
@@ -61,10 +66,13 @@ class _Header:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Store:
-    """An opened store. `images` is mapped, not read.
+    """An opened store. Its pictures are mapped, not read.
 
     Attributes:
         path: The folder it was opened from; nothing else depends on it.
+        count: The number of pictures, held-out ones included.
+        pictures: Where `read` gets them.
+        encoding: "raw", or "webp" for losslessly encoded ones.
         labels: Class index of each picture, or None.
         classes: Class names; a label is an index into them. Empty without labels.
         content_hash: Stands for the pixels, labels, class names and split, wherever the folder lies.
@@ -73,7 +81,9 @@ class Store:
     """
 
     path: Path
-    images: UInt8[np.ndarray, "n c h w"]
+    count: int
+    pictures: Pictures
+    encoding: Encoding
     labels: Int64[np.ndarray, "n"] | None
     classes: tuple[str, ...]
     size: int
@@ -85,12 +95,25 @@ class Store:
 
     def __len__(self) -> int:
         """The number of pictures, held-out ones included."""
-        return len(self.images)
+        return self.count
+
+    @property
+    def raw_bytes(self) -> int:
+        """The size of all its pixels."""
+        return self.count * self.channels * self.size**2
+
+    def read(self, index: Int64[np.ndarray, "k"] | slice) -> UInt8[np.ndarray, "k c h w"]:
+        """Some of the pictures, in a new array.
+
+        Raises:
+            DataError: One of them is damaged.
+        """
+        return self.pictures.read(np.arange(self.count)[index] if isinstance(index, slice) else index)
 
     def indices(self, split: Split) -> Int64[np.ndarray, "k"]:
         """The pictures of one side of the split, or all of them."""
         if split == "all":
-            return np.arange(len(self))
+            return np.arange(self.count)
         return self.train if split == "train" else self.held_out
 
 
@@ -113,13 +136,15 @@ def open_store(path: Path | str, *, size: int | None = None, channels: int | Non
     path = Path(path)
     header = _read_header(path)
     _check_asked(path, header, size, channels)
-    shape = (header.count, header.channels, header.size, header.size)
-    _check_bytes(path / IMAGES, int(np.prod(shape)))
+    shape = (header.channels, header.size, header.size)
+    layout = Layout(shape=shape, encoding=header.encoding, per_shard=header.per_shard)
     held_out = _read_indices(path / HELD_OUT, header.held_out, header.count)
     labels = _read_indices(path / LABELS, header.count, len(header.classes)) if header.labelled else None
     return Store(
         path=path,
-        images=np.memmap(path / IMAGES, dtype=np.uint8, mode="r", shape=shape),
+        count=header.count,
+        pictures=open_pictures(path, layout, header.count),
+        encoding=header.encoding,
         labels=labels,
         classes=header.classes,
         size=header.size,
@@ -134,28 +159,29 @@ def open_store(path: Path | str, *, size: int | None = None, channels: int | Non
 def write_tables(
     folder: Path,
     *,
-    size: int,
-    channels: int,
+    layout: Layout,
     digests: np.ndarray,
     labels: Int64[np.ndarray, "n"] | None,
     classes: tuple[str, ...],
     held_out: Int64[np.ndarray, "v"],
     provenance: Provenance,
 ) -> str:
-    """Write all of a store but `images.bin` into a folder; the content hash comes back."""
+    """Write all of a store but its pictures into a folder; the content hash comes back."""
     np.save(folder / HELD_OUT, held_out.astype(np.int64))
     if labels is not None:
         np.save(folder / LABELS, labels.astype(np.int64))
     header = _Header(
         format=FORMAT,
         schema=SCHEMA,
-        size=size,
-        channels=channels,
+        size=layout.shape[1],
+        channels=layout.shape[0],
         count=len(digests),
+        encoding=layout.encoding,
+        per_shard=layout.per_shard,
         labelled=labels is not None,
         classes=classes,
         held_out=len(held_out),
-        content_hash=content_hash((channels, size), digests, labels, classes, held_out),
+        content_hash=content_hash(layout.shape[:2], digests, labels, classes, held_out),
         provenance=provenance,
     )
     write_json(folder / HEADER, cattrs.unstructure(header))
@@ -170,7 +196,7 @@ def content_hash(
     held_out: np.ndarray,
 ) -> str:
     """SHA-256 over (channels, size), the digests of the pictures in order, labels, class names and split."""
-    parts = [json.dumps([FORMAT, SCHEMA, *shape, len(digests), list(classes), labels is not None]).encode()]
+    parts = [json.dumps([FORMAT, CONTENT, *shape, len(digests), list(classes), labels is not None]).encode()]
     parts += [digests.tobytes(), held_out.astype("<i8").tobytes()]
     if labels is not None:
         parts.append(labels.astype("<i8").tobytes())
@@ -180,15 +206,26 @@ def content_hash(
     return whole.hexdigest()
 
 
-def check_content(store: Store) -> None:
+def check_content(store: Store, progress: Callable[[int, int], None] | None = None) -> None:
     """Read every pixel and compare with the content hash.
+
+    Args:
+        store: The store.
+        progress: Called with (pictures read, pictures).
 
     Raises:
         DataError: The pixels, labels or split are not those that were prepared.
     """
-    digests = np.array([digest(image.tobytes()) for image in store.images], dtype="S16")
+    digests = bytearray()
+    at_once = max(1, CHECKED_AT_ONCE * store.count // store.raw_bytes)
+    for start in range(0, store.count, at_once):
+        for picture in store.read(slice(start, start + at_once)):
+            digests += digest(picture.tobytes())
+        if progress is not None:
+            progress(len(digests) // 16, store.count)
+    found = np.frombuffer(digests, "S16")
     shape = (store.channels, store.size)
-    if content_hash(shape, digests, store.labels, store.classes, store.held_out) != store.content_hash:
+    if content_hash(shape, found, store.labels, store.classes, store.held_out) != store.content_hash:
         raise DataError(f"{store.path}: the content differs from what was prepared", "prepare it again")
 
 
@@ -233,18 +270,6 @@ def _check_asked(path: Path, header: _Header, size: int | None, channels: int | 
                 f"{path}: pictures of {name} {there}, asked for {asked}",
                 f"prepare the source again with --{name} {asked} into another folder",
             )
-
-
-def _check_bytes(path: Path, expected: int) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", "remove it and prepare the source again") from error
-    if size != expected:
-        raise DataError(
-            f"{path} is cut or overwritten: {size} bytes, expected {expected}",
-            "remove it and prepare the source again",
-        )
 
 
 def _read_indices(path: Path, count: int, below: int) -> Int64[np.ndarray, "k"]:

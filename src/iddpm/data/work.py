@@ -1,38 +1,56 @@
 """Pictures of a source in order, read on all cores, with no more than a few batches in memory."""
 
-import os
 import signal
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import get_context
 from typing import Any
 
-from iddpm.data.frame import Frame, Picture, UnsuitablePictureError, UnusablePictureError
+from iddpm.data.frame import Frame, UnsuitablePictureError, UnusablePictureError
 from iddpm.data.listing import Damaged, LeftOut, Reader, Source
+from iddpm.data.shards import Encoding, encoded
+from iddpm.data.split import digest
+from iddpm.runtime.cores import usable_cores
 from iddpm.runtime.errors import DataError
 
-__all__ = ["outcomes", "usable_cores"]
+__all__ = ["Done", "outcomes"]
 
 CHUNK = 16
 AHEAD = 4  # chunks in flight for each worker
 WORTH_PROCESSES = 400  # fewer pictures are read before two processes have started
 
 
-def usable_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Done:
+    """A picture ready to be stored.
+
+    Attributes:
+        content: Its pixels as they are stored.
+        digest: Stands for its pixels (`iddpm.data.split.digest`).
+        cropped: It was not square.
+        enlarged: Its shorter side was below the size.
+    """
+
+    content: bytes
+    digest: bytes
+    cropped: bool
+    enlarged: bool
 
 
-def outcomes(source: Source, frame: Frame, start: int = 0, workers: int | None = None) -> Iterator[Picture | LeftOut]:
+def outcomes(
+    source: Source, frame: Frame, encoding: Encoding = "raw", *, start: int = 0, workers: int | None = None
+) -> Iterator[Done | LeftOut]:
     """Each picture of a source, or why it is not used, in the order of the listing.
 
     Args:
         source: What to read.
         frame: What to bring the pictures to.
+        encoding: How their pixels are stored.
         start: The first place of the listing to read.
         workers: How many at a time; None takes all usable cores. The result does not depend on it.
 
@@ -44,22 +62,23 @@ def outcomes(source: Source, frame: Frame, start: int = 0, workers: int | None =
     with warnings.catch_warnings():
         _silence_decoders()
         if workers == 1 or count <= CHUNK or (source.in_processes and count < WORTH_PROCESSES):
-            for job in _jobs(source, frame, start):
+            for job in _jobs(source, frame, encoding, start):
                 yield from _work(*job)
         else:
-            yield from _in_pool(source, frame, start, workers)
+            yield from _in_pool(source, frame, encoding, start, workers)
 
 
-def _jobs(source: Source, frame: Frame, start: int) -> Iterator[tuple[Reader, Sequence[Any], Sequence[str], Frame]]:
+def _jobs(source: Source, frame: Frame, encoding: Encoding, start: int) -> Iterator[tuple[Any, ...]]:
+    """The arguments of `_work` for each chunk."""
     for at in range(start, len(source.places), CHUNK):
         part = slice(at, at + CHUNK)
-        yield source.read, source.places[part], source.listing.names[part], frame
+        yield source.read, source.places[part], source.listing.names[part], frame, encoding
 
 
-def _in_pool(source: Source, frame: Frame, start: int, workers: int) -> Iterator[Picture | LeftOut]:
-    jobs = _jobs(source, frame, start)
+def _in_pool(source: Source, frame: Frame, encoding: Encoding, start: int, workers: int) -> Iterator[Done | LeftOut]:
+    jobs = _jobs(source, frame, encoding, start)
     pool = _pool(source.in_processes, workers)
-    pending: deque[Future[list[Picture | LeftOut]]] = deque()
+    pending: deque[Future[list[Done | LeftOut]]] = deque()
     try:
         pending.extend(pool.submit(_work, *job) for job in islice(jobs, AHEAD * workers))
         while pending:
@@ -91,14 +110,23 @@ def _silence_decoders() -> None:
     warnings.filterwarnings("ignore", module=r"PIL(\..*)?$")
 
 
-def _work(read: Reader, places: Sequence[Any], names: Sequence[str], frame: Frame) -> list[Picture | LeftOut]:
-    return [_outcome(read, place, name, frame) for place, name in zip(places, names, strict=True)]
+def _work(
+    read: Reader, places: Sequence[Any], names: Sequence[str], frame: Frame, encoding: Encoding
+) -> list[Done | LeftOut]:
+    return [_outcome(read, place, name, frame, encoding) for place, name in zip(places, names, strict=True)]
 
 
-def _outcome(read: Reader, place: Any, name: str, frame: Frame) -> Picture | LeftOut:
+def _outcome(read: Reader, place: Any, name: str, frame: Frame, encoding: Encoding) -> Done | LeftOut:
     try:
-        return read(place, frame)
+        picture = read(place, frame)
     except UnsuitablePictureError as error:
         return LeftOut(name, str(error))
     except UnusablePictureError as error:
         return Damaged(name, str(error))
+    raw = picture.pixels.tobytes()
+    return Done(
+        content=raw if encoding == "raw" else encoded(picture.pixels),
+        digest=digest(raw),
+        cropped=picture.width != picture.height,
+        enlarged=min(picture.width, picture.height) < frame.size,
+    )

@@ -1,150 +1,213 @@
-"""The writing of a store: pixels streamed into a file, one picture after the other, then the tables."""
+"""The writing of a store: pixels streamed into shards, one picture after the other, then the tables.
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from io import BufferedIOBase
+Whatever ends the process, the folder can be gone on with. Now and then all that was written is flushed to the
+disk, and `progress.json` says how far it is whole; the next writer cuts the files back to that and reads on from
+there. What it writes is a function of the source and the request, so the store comes out the same.
+"""
+
+import json
+import shutil
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
+import cattrs
 import numpy as np
-import PIL
 
-import iddpm
-from iddpm.data.frame import Frame, Picture
-from iddpm.data.listing import LeftOut, Listing, Provenance, Source, Tally
-from iddpm.data.split import count_duplicates, digest, held_out_by_content, with_copies
-from iddpm.data.store import IMAGES, write_tables
-from iddpm.data.work import outcomes
+from iddpm.data.frame import Frame
+from iddpm.data.listing import Damaged, LeftOut, Source, Tally
+from iddpm.data.shards import ENDS, Layout
+from iddpm.data.tables import Written, write_rest
+from iddpm.data.work import Done, outcomes
 from iddpm.runtime.errors import DataError, OutputError
+from iddpm.runtime.files import sync_file, write_json
+from iddpm.runtime.telling import SILENT, Listener
 
 __all__ = ["write_store"]
 
-CONTENT_RULE = "by content: 5%, at most 5000, copies on one side"
+PROGRESS = "progress.json"
+DIGESTS, KEPT, ENDS_PART = "digests.part", "kept.part", "ends.part"
+PART_ITEM_BYTES = {DIGESTS: 16, KEPT: 8, ENDS_PART: 8}
+COMMIT_BYTES, COMMIT_SECONDS = 1 << 28, 10.0
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Written:
-    """What went into `images.bin`."""
+@dataclass(kw_only=True)
+class _Progress:
+    """How far a folder is whole. `read` counts places of the listing, `used` pictures in the shards."""
 
-    digests: np.ndarray
-    kept: np.ndarray  # places in the listing of the pictures used
-    damaged: Tally
-    cropped: int
-    enlarged: int
+    request: str
+    read: int = 0
+    used: int = 0
+    shard_bytes: list[int] = field(default_factory=lambda: [0])  # in each; the last is being written
+    cropped: int = 0
+    enlarged: int = 0
+    damaged: Tally = field(default_factory=Tally)
+    unsuitable: Tally = field(default_factory=Tally)
 
 
 def write_store(
     folder: Path,
     source: Source,
     frame: Frame,
+    layout: Layout,
+    request: str,
     *,
     workers: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> str:
-    """Read every picture of a source and write a store into an empty folder; the content hash comes back.
+    listener: Listener = SILENT,
+) -> tuple[str, int]:
+    """Read every picture of a source and write a store into a folder, or go on with what a killed writer left there.
+
+    Args:
+        folder: Exists, and is this process's alone.
+        source: What to read.
+        frame: What to bring the pictures to.
+        layout: How they lie in the shards.
+        request: Stands for the source and all settings: what was written for another is removed.
+        workers: Pictures read at a time; None takes all usable cores.
+        listener: Told the progress.
+
+    Returns:
+        The content hash, and how many pictures of the listing had been read before.
 
     Raises:
         DataError: No picture can be used, or none is left to train on.
         OutputError: The disk is full or fails.
     """
-    path = folder / IMAGES
+    done = _progress_of(folder, layout, request)
+    before = done.read
+    total = len(source.places)
+    if before:
+        listener.say(f"going on from picture {before} of {total}")
     try:
-        file = path.open("wb")
+        with _Writer(folder, layout, done) as writer:
+            for outcome in outcomes(source, frame, layout.encoding, start=done.read, workers=workers):
+                writer.add(outcome)
+                listener.progress("preparing", done.read, total, "pictures")
+        if not done.used:
+            first = (*done.damaged.listed, *done.unsuitable.listed)[0]
+            raise DataError(
+                f"{source.listing.source}: none of {total} pictures can be used; {first.name}: {first.reason}",
+                "give a source with pictures that open",
+            )
+        return write_rest(folder, source.listing, _take_in(folder, done, layout), frame, layout, request), before
     except OSError as error:
-        raise _unwritable(error) from error
-    with file:
-        written = _write_images(file, source, frame, workers, progress)
-    return _write_rest(folder, source.listing, written, frame)
+        raise OutputError(
+            f"cannot write the store: {error.strerror}", "free some room: the same command goes on from there"
+        ) from error
 
 
-def _write_images(
-    file: BufferedIOBase,
-    source: Source,
-    frame: Frame,
-    workers: int | None,
-    progress: Callable[[int, int], None] | None,
-) -> _Written:
-    """Stream the pixels into a file, one picture after the other."""
-    total = len(source.listing.names)
-    digests, kept, damaged, cropped, enlarged = bytearray(), [], [], 0, 0
-    for index, outcome in enumerate(outcomes(source, frame, workers=workers)):
-        if isinstance(outcome, Picture):
-            pixels = outcome.pixels.tobytes()
-            _write(file, pixels)
-            digests += digest(pixels)
-            kept.append(index)
-            cropped += outcome.width != outcome.height
-            enlarged += min(outcome.width, outcome.height) < frame.size
+class _Writer:
+    """Appends pictures to shards, and to one file for each of what is known of them."""
+
+    def __init__(self, folder: Path, layout: Layout, done: _Progress):
+        self._folder, self._layout, self.done = folder, layout, done
+        self._since, self._at = 0, time.monotonic()  # bytes since the last commit, and when that was
+        self._files = ExitStack()
+
+    def __enter__(self) -> "_Writer":
+        done = self.done
+        with self._files:
+            self._parts = {name: self._open(name, done.used * item) for name, item in _parts(self._layout).items()}
+            self._shard = self._open(self._layout.file(len(done.shard_bytes) - 1), done.shard_bytes[-1])
+            self._files = self._files.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._files:
+            if error == (None, None, None):
+                self._commit()
+
+    def add(self, outcome: Done | LeftOut) -> None:
+        """Store a picture, or note that it is left out."""
+        done = self.done
+        if isinstance(outcome, Done):
+            self._store(outcome)
+        elif isinstance(outcome, Damaged):
+            done.damaged = done.damaged.with_one(outcome)
         else:
-            damaged.append(outcome)
-        if progress is not None:
-            progress(index + 1, total)
-    if not kept:
-        first: LeftOut = damaged[0]
-        raise DataError(
-            f"{source.listing.source}: none of {total} pictures can be read; {first.name}: {first.reason}",
-            "give a source with pictures that open",
-        )
-    return _Written(
-        digests=np.frombuffer(digests, dtype="S16"),
-        kept=np.array(kept),
-        damaged=Tally.of(damaged),
-        cropped=cropped,
-        enlarged=enlarged,
-    )
+            done.unsuitable = done.unsuitable.with_one(outcome)
+        done.read += 1
+        self._since += len(outcome.content) if isinstance(outcome, Done) else 0
+        if self._since >= COMMIT_BYTES or time.monotonic() - self._at > COMMIT_SECONDS:
+            self._commit()
+
+    def _store(self, picture: Done) -> None:
+        done = self.done
+        if done.used == len(done.shard_bytes) * self._layout.per_shard:
+            self._next_shard()
+        self._shard.write(picture.content)
+        done.shard_bytes[-1] += len(picture.content)
+        self._parts[DIGESTS].write(picture.digest)
+        self._parts[KEPT].write(done.read.to_bytes(8, "little"))
+        if ENDS_PART in self._parts:
+            self._parts[ENDS_PART].write(done.shard_bytes[-1].to_bytes(8, "little"))
+        done.used += 1
+        done.cropped += picture.cropped
+        done.enlarged += picture.enlarged
+
+    def _next_shard(self) -> None:
+        self._commit()
+        self._shard.close()
+        self._shard = self._open(self._layout.file(len(self.done.shard_bytes)), 0)
+        self.done.shard_bytes.append(0)
+
+    def _open(self, name: str, size: int) -> IO[bytes]:
+        """A file of the folder cut back to `size`, to be appended to."""
+        file = self._files.enter_context((self._folder / name).open("ab"))
+        file.truncate(size)
+        return file
+
+    def _commit(self) -> None:
+        """All that was written is on the disk before `progress.json` says so."""
+        for file in (self._shard, *self._parts.values()):
+            file.flush()
+            sync_file(Path(file.name))
+        write_json(self._folder / PROGRESS, cattrs.unstructure(self.done))
+        self._since, self._at = 0, time.monotonic()
 
 
-def _write(file: BufferedIOBase, pixels: bytes) -> None:
+def _parts(layout: Layout) -> dict[str, int]:
+    """The files beside the shards, and their bytes for each picture."""
+    return {name: item for name, item in PART_ITEM_BYTES.items() if name != ENDS_PART or layout.encoding != "raw"}
+
+
+def _progress_of(folder: Path, layout: Layout, request: str) -> _Progress:
+    """How far an earlier writer came with the same request; what another left is removed."""
     try:
-        file.write(pixels)
-    except OSError as error:
-        raise _unwritable(error) from error
+        found = cattrs.structure(json.loads((folder / PROGRESS).read_text(encoding="utf-8")), _Progress)
+        if found.request == request and _is_whole(folder, layout, found):
+            return found
+    except (OSError, ValueError, KeyError, TypeError, cattrs.BaseValidationError):
+        pass
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return _Progress(request=request)
 
 
-def _write_rest(aside: Path, listing: Listing, written: _Written, frame: Frame) -> str:
-    """Split, labels and `store.json`; the content hash comes back."""
-    held_out, notes = _held_out(listing, written)
-    provenance = Provenance(
-        source=listing.source,
-        kind=listing.kind,
-        fingerprint=listing.fingerprint,
-        settings=listing.settings | {"pillow": PIL.__version__},
-        rule=frame.rule,
-        split_rule=listing.split_rule or CONTENT_RULE,
-        found=len(listing.names) + listing.ignored.count,
-        used=len(written.kept),
-        ignored=listing.ignored,
-        damaged=written.damaged,
-        duplicates=count_duplicates(written.digests),
-        cropped=written.cropped,
-        enlarged=written.enlarged,
-        attribution=listing.attribution,
-        notes=listing.notes + notes,
-        tool=f"iddpm {iddpm.__version__}",
+def _is_whole(folder: Path, layout: Layout, done: _Progress) -> bool:
+    """Whether every file holds at least what the progress says."""
+    needed = {name: done.used * item for name, item in _parts(layout).items()}
+    needed |= {layout.file(shard): size for shard, size in enumerate(done.shard_bytes)}
+    return all((folder / name).stat().st_size >= size for name, size in needed.items())
+
+
+def _take_in(folder: Path, done: _Progress, layout: Layout) -> Written:
+    """What is known of the pictures in the shards; the files that held it for a next writer go."""
+    written = Written(
+        digests=np.fromfile(folder / DIGESTS, "S16"),
+        kept=np.fromfile(folder / KEPT, "<i8"),
+        damaged=done.damaged,
+        unsuitable=done.unsuitable,
+        cropped=done.cropped,
+        enlarged=done.enlarged,
     )
-    return write_tables(
-        aside,
-        size=frame.size,
-        channels=frame.channels,
-        digests=written.digests,
-        labels=None if listing.labels is None else listing.labels[written.kept],
-        classes=listing.classes,
-        held_out=held_out,
-        provenance=provenance,
-    )
-
-
-def _held_out(listing: Listing, written: _Written) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Indices of the held-out pictures, and remarks for the user."""
-    if listing.held_out is None:
-        held_out = held_out_by_content(written.digests)
-        return held_out, () if len(held_out) else ("nothing is held out: fewer than two different pictures",)
-    own = np.flatnonzero(listing.held_out[written.kept])
-    held_out = with_copies(written.digests, own)
-    if len(held_out) == len(written.kept):
-        raise DataError(f"{listing.source}: every training picture is a copy of a held-out one", "give other pictures")
-    moved = len(held_out) - len(own)
-    return held_out, (f"{moved} copies of held-out pictures are kept out of training",) if moved else ()
-
-
-def _unwritable(error: OSError) -> OutputError:
-    return OutputError(f"cannot write the store: {error.strerror}", "free some room, or choose another place")
+    if layout.encoding != "raw":
+        np.save(folder / ENDS, np.fromfile(folder / ENDS_PART, "<i8"))
+    for name in (PROGRESS, *_parts(layout)):  # the first goes first: without the rest it would be a false promise
+        (folder / name).unlink()
+    return written

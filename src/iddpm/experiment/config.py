@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from iddpm.data.crop import CentreCrop, Crop
 from iddpm.diffusion.objective import Hybrid, Objective, Simple
 from iddpm.diffusion.prediction import Target, Variance
 from iddpm.diffusion.schedule import Cosine, Schedule, TimeScale
@@ -18,11 +19,17 @@ class DataConfig:
     """What is learned."""
 
     source: str
-    """A store, a folder of pictures, an .npz file, or a built-in set: avatars, avatars-all, digits."""
+    """A store, or whatever `iddpm prepare` takes: a folder or file of pictures, or the name of a set."""
     size: int
     """Side of the pictures, in pixels."""
     channels: int = 3
     """1 (grey) or 3 (RGB)."""
+    labels: str = "auto"
+    """Where labels come from, as for `iddpm prepare`; a store has its own."""
+    background: str = "white"
+    """Colour behind transparent pixels, by name or as #rrggbb; a store has its own."""
+    crop: Crop = field(default_factory=CentreCrop)
+    """What is taken of a picture."""
     classes: int | None = None
     """Number of classes the network is told; None: not told. Training takes it from the store."""
     class_names: tuple[str, ...] = ()

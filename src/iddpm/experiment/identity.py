@@ -9,6 +9,7 @@ from cattrs.preconf.json import make_converter
 from cattrs.strategies import configure_tagged_union
 from cattrs.v import format_exception
 
+from iddpm.data.crop import Crop
 from iddpm.diffusion.objective import Objective
 from iddpm.diffusion.schedule import Schedule
 from iddpm.diffusion.timesteps import TimestepSampling
@@ -18,7 +19,7 @@ from iddpm.training.settings import Optimizer, RateSchedule
 
 __all__ = ["MAY_CHANGE", "check_same_run", "config_from_json", "config_to_json", "differences"]
 
-MAY_CHANGE = frozenset({"data.source"}) | frozenset(
+MAY_CHANGE = frozenset({"data.source", "data.labels", "data.background"}) | frozenset(
     f"train.{name}"
     for name in (
         "steps",
@@ -35,7 +36,7 @@ MAY_CHANGE = frozenset({"data.source"}) | frozenset(
 (what it is, data.content_hash, may not)."""
 
 _CONVERTER = make_converter(forbid_extra_keys=True)
-for _union in (Schedule, Objective, TimestepSampling, Optimizer, RateSchedule):
+for _union in (Crop, Schedule, Objective, TimestepSampling, Optimizer, RateSchedule):
     configure_tagged_union(_union, _CONVERTER, tag_name="kind")
 
 

@@ -9,10 +9,22 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from iddpm.runtime.errors import OutputError
 
-__all__ = ["check_writable", "new_folder", "sha256_of", "to_json", "write_bytes", "write_json", "write_text"]
+__all__ = [
+    "check_writable",
+    "held",
+    "new_folder",
+    "publish_folder",
+    "sha256_of",
+    "sync_file",
+    "to_json",
+    "write_bytes",
+    "write_json",
+    "write_text",
+]
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -71,15 +83,42 @@ def new_folder(path: Path) -> Iterator[Path]:
         os.chmod(aside, 0o777 & ~_umask())
         with _reported(path, _FULL):
             yield aside
-        with _reported(path):
-            for file in sorted(aside.rglob("*")):
-                if file.is_file():
-                    _sync_file(file)
-            _sync_folder(aside)
-            _replace_folder(aside, path)
+        publish_folder(aside, path)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def publish_folder(aside: Path, path: Path) -> None:
+    """Give a finished folder its name, once all its files are on the disk. A folder that stands there is replaced.
+
+    Raises:
+        OutputError: The place cannot be written.
+    """
+    with _reported(path):
+        for file in sorted(aside.rglob("*")):
+            if file.is_file():
+                sync_file(file)
+        _sync_folder(aside)
+        _replace_folder(aside, path)
+
+
+def held(file: IO[Any] | int, wait: bool = False) -> bool:
+    """Take an open file for this process alone, until it is closed; False where another process has it.
+
+    Args:
+        file: An open file, or the handle of an open file or folder.
+        wait: Wait until the other process lets it go.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such lock
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def check_writable(folder: Path) -> None:
@@ -129,7 +168,8 @@ def _replace_folder(aside: Path, path: Path) -> None:
     _sync_folder(path.parent)
 
 
-def _sync_file(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Wait until a file's content is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -139,4 +179,4 @@ def _sync_file(path: Path) -> None:
 
 def _sync_folder(path: Path) -> None:
     if os.name == "posix":
-        _sync_file(path)
+        sync_file(path)

@@ -2,13 +2,13 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from iddpm.artifacts.journal import Journal
 from iddpm.artifacts.run_dir import RunDir
-from iddpm.data.loader import Batch, Batches, Prefetch
+from iddpm.data.loader import Batches, Prefetch
 from iddpm.runtime.errors import TrainingError
 from iddpm.runtime.telling import Listener
 from iddpm.runtime.world import World
@@ -19,6 +19,8 @@ from iddpm.training.step import train_step
 from iddpm.training.stop import StopRequest
 
 __all__ = ["Hook", "Outcome", "Session", "train"]
+
+WAIT_SHARE = 0.05  # of the time between two entries of the journal; more is worth a warning
 
 
 @runtime_checkable
@@ -42,7 +44,11 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class Session:
-    """One stretch of training, from a state to a stop, and where it reports."""
+    """One stretch of training, from a state to a stop, and where it reports.
+
+    Attributes:
+        data_cure: What to do where training waits for data.
+    """
 
     state: TrainState
     config: TrainConfig
@@ -52,6 +58,7 @@ class Session:
     world: World
     listener: Listener
     hooks: Sequence[Hook] = ()
+    data_cure: str = "copy the store to a faster disk"
     clock: PhaseClock = field(default_factory=PhaseClock)
 
     def __post_init__(self) -> None:
@@ -61,12 +68,16 @@ class Session:
         self._began, self._elapsed_before = time.perf_counter(), self.state.elapsed_seconds
         self._logged_at = (self.state.step, self._began)
         self._detail = ""
+        self._waited = 0.0  # for batches, since the last entry of the journal
+        self._warned = False
 
-    def step(self, batches: Iterator[tuple[int, Batch]]) -> None:
+    def step(self, batches: Prefetch) -> None:
         """One step and what follows it: hooks, the journal, a checkpoint where one is due."""
         state, config = self.state, self.config
         with self.clock.phase("data"):
             batch = next(batches)[1].to(self.world.device)
+        if state.step > self._first_step:  # the first batch of a session cannot be made ahead of its use
+            self._waited += batches.wait_seconds
         self._meter.add(*train_step(state, batch, config, self.world, self.clock))
         for hook in self.hooks:
             if (event := hook(state)) is not None:
@@ -93,6 +104,7 @@ class Session:
             )
         since, moment = self._logged_at
         self._logged_at = (state.step, now)
+        waited, self._waited = self._waited, 0.0
         state.elapsed_seconds = self._elapsed()
         images_per_second = (state.step - since) * self.config.batch_size / (now - moment)
         self._detail = f"loss {reading['loss']:.4f}  {images_per_second:.0f} images/s"
@@ -104,8 +116,14 @@ class Session:
             lr=learning_rate(self.config, state.step - 1),
             images_per_second=round(images_per_second, 3),
             seconds=self.clock.read(),
+            data_wait_seconds=round(waited, 6),
             peak_memory_bytes=peak_memory_bytes(self.world.device),
         )
+        if waited > WAIT_SHARE * (now - moment) and not self._warned:
+            self._warned = True
+            share = waited / (now - moment)
+            self.listener.say(f"warning: {share:.0%} of the time goes into waiting for data; {self.data_cure}")
+            self.journal.write("data_wait", step=state.step, share=round(share, 4), cure=self.data_cure)
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one. Weights that are not finite are never written."""

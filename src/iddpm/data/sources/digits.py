@@ -1,27 +1,17 @@
 """The built-in set `digits`: scikit-learn's 1797 handwritten digits of 8x8 pixels, for tests."""
 
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 
-from iddpm.data.frame import Frame, Picture, from_array
-from iddpm.data.listing import Listing, Source, fingerprint
+from iddpm.data.listing import Source, fingerprint
+from iddpm.data.sources.arrays import Part, array_source
 from iddpm.runtime.errors import DataError
 
 __all__ = ["digits"]
 
 ATTRIBUTION = "Optical recognition of handwritten digits, E. Alpaydin and C. Kaynak, UCI repository, CC BY 4.0"
-
-
-@dataclass(frozen=True, eq=False)
-class _Reader:
-    levels: UInt8[np.ndarray, "n 8 8"]
-
-    def __call__(self, place: int, frame: Frame) -> Picture:
-        return from_array(self.levels[place], frame)
 
 
 def digits() -> Source:
@@ -37,14 +27,11 @@ def digits() -> Source:
     bunch: Any = load_digits()
     levels = (bunch.images * (255 / 16)).round().astype(np.uint8)
     settings = {"scikit-learn": version("scikit-learn")}
-    listing = Listing(
+    return array_source(
+        [Part(name="digits", pictures=levels, labels=bunch.target.astype(np.int64))],
         source="digits",
         kind="built-in",
-        names=tuple(f"digits[{index}]" for index in range(len(levels))),
-        classes=tuple(str(digit) for digit in range(10)),
-        labels=bunch.target.astype(np.int64),
         settings=settings,
         fingerprint=fingerprint("digits", settings),
         attribution=ATTRIBUTION,
     )
-    return Source(listing=listing, places=range(len(levels)), read=_Reader(levels))

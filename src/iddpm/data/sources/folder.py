@@ -5,36 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from iddpm.data.frame import Frame, Picture, UnusablePictureError, from_file
-from iddpm.data.listing import LeftOut, Listing, Source, Tally, fingerprint, natural_key
-from iddpm.data.names import Names
+from iddpm.data.listing import Source, natural_key
+from iddpm.data.sources.entries import SUFFIXES, Entry, Parts, is_hidden_folder, suffix_of
+from iddpm.data.sources.tree import tree_source
 from iddpm.runtime.errors import DataError
 
-__all__ = ["SUFFIXES", "folder"]
-
-SUFFIXES = frozenset(
-    {
-        ".bmp",
-        ".gif",
-        ".jfif",
-        ".jpe",
-        ".jpeg",
-        ".jpg",
-        ".pbm",
-        ".pgm",
-        ".png",
-        ".pnm",
-        ".ppm",
-        ".tif",
-        ".tiff",
-        ".webp",
-    }
-)
-HELD_OUT_FOLDERS = frozenset({"val", "valid", "validation", "test"})
-
-_Parts = tuple[str, ...]
+__all__ = ["files_below", "folder", "read_whole"]
 
 
 @dataclass(frozen=True)
@@ -58,161 +35,93 @@ def folder(root: Path, given: str, labels: str = "auto") -> Source:
     Args:
         root: The folder.
         given: The source as the user gave it.
-        labels: "folders": the sub-folder's name; "prefix": the file's name up to the first underscore, as in
-            improved-diffusion; "none"; "auto": "folders" where every picture lies in one of several,
-            else "none".
+        labels: As for `tree_source`.
 
     Raises:
-        DataError: No picture file there, or the labels asked for do not exist.
+        DataError: No picture file there, a folder that cannot be read, or the labels asked for do not exist.
     """
-    files, ignored = _scan(root)
-    files, held_out, rule, outside = _split_folders(files)
-    ignored = sorted(ignored + outside, key=lambda each: natural_key(each.name))
-    if not files:
-        shown = f" ({len(ignored)} other files)" if ignored else ""
-        raise DataError(f"{given}: no picture file there{shown}", "allowed: " + " ".join(sorted(SUFFIXES)))
-    names, notes = _class_names(given, [parts[1:] if rule else parts for parts in files], labels)
-    classes = tuple(sorted(set(names), key=natural_key)) if names else ()
-    number = {name: index for index, name in enumerate(classes)}
-    paths = tuple(os.path.join(*parts) for parts in files)
-    listing = Listing(
-        source=given,
+    return tree_source(
+        files_below(str(root)),
+        given=given,
         kind="folder",
-        names=tuple(map(_printable, paths)),
-        classes=tuple(map(_printable, classes)),
-        labels=np.array([number[name] for name in names], np.int64) if names else None,
-        held_out=held_out,
-        split_rule=rule,
-        ignored=Tally.of(ignored),
-        settings={"labels": labels},
-        fingerprint=fingerprint("folder", labels, _states(root, paths), [[i.name, i.reason] for i in ignored]),
-        notes=notes,
+        labels=labels,
+        state=(),
+        read_table=lambda path, _: read_whole(root / path),
+        places=lambda paths, _: paths,
+        read=_Reader(str(root)),
     )
-    return Source(listing=listing, places=Names(paths), read=_Reader(str(root)))
 
 
-def _scan(root: Path) -> tuple[list[_Parts], list[LeftOut]]:
-    """Every picture file below a folder in natural order, and every other entry with its reason."""
-    files, ignored = [], []
-    for parts, reason in _walk(root):
-        if reason:
-            ignored.append(LeftOut(_printable(os.path.join(*parts)), reason))
-        else:
-            files.append(parts)
-    return sorted(files, key=lambda parts: tuple(map(natural_key, parts))), ignored
+def read_whole(path: Path) -> bytes:
+    """The bytes of a small file.
 
-
-def _walk(root: Path) -> Iterator[tuple[_Parts, str | None]]:
-    """Files below a folder, with a reason to leave them out or None. Links are followed, no folder twice."""
-
-    def unreadable(error: OSError) -> None:
-        raise DataError(f"{error.filename}: {error.strerror}", "check the permissions") from error
-
-    entered = {os.path.realpath(root)}
-    for at, folders, names in os.walk(root, followlinks=True, onerror=unreadable):
-        above = Path(at).relative_to(root).parts
-        yield from (((*above, name), _file_reason(os.path.join(at, name))) for name in names)
-        for name in sorted(folders):
-            real = os.path.realpath(os.path.join(at, name))
-            reason = (
-                "hidden folder"
-                if name.startswith(".")
-                else "link to a folder read already"
-                if real in entered
-                else None
-            )
-            if reason:
-                folders.remove(name)
-                yield (*above, name), reason
-            entered.add(real)
-        folders.sort()
-
-
-def _file_reason(path: str) -> str | None:
-    """Why a file is not taken for a picture, or None."""
-    name = os.path.basename(path)
-    suffix = os.path.splitext(name)[1].lower()
-    if name.startswith("."):
-        return "hidden file"
-    if suffix not in SUFFIXES:
-        return f"not a picture file ({suffix})" if suffix else "not a picture file (no suffix)"
-    return None if os.path.isfile(path) else "not a regular file, or a broken link"
-
-
-def _split_folders(
-    files: list[_Parts],
-) -> tuple[list[_Parts], np.ndarray | None, str | None, list[LeftOut]]:
-    """Honour the folders train and val, valid, validation or test at the top.
-
-    They count where "train" and at least one of the others hold pictures; else nothing is changed.
-
-    Returns:
-        The files used, which of them are held out, the rule in words, and what lies outside the folders.
+    Raises:
+        DataError: It cannot be read.
     """
-    side = [parts[0].lower() if len(parts) > 1 else "" for parts in files]
-    kept_out = sorted(HELD_OUT_FOLDERS & set(side))
-    if "train" not in side or not kept_out:
-        return files, None, None, []
-    inside = [each == "train" or each in HELD_OUT_FOLDERS for each in side]
-    outside = [
-        LeftOut(_printable(os.path.join(*parts)), f"outside the folders train, {', '.join(kept_out)}")
-        for parts, kept in zip(files, inside, strict=True)
-        if not kept
-    ]
-    files = [parts for parts, kept in zip(files, inside, strict=True) if kept]
-    held_out = np.array([parts[0].lower() != "train" for parts in files])
-    return files, held_out, f"by folder: trains on train, holds out {' and '.join(kept_out)}", outside
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}", "check the permissions") from error
 
 
-def _class_names(given: str, files: list[_Parts], labels: str) -> tuple[list[str] | None, tuple[str, ...]]:
-    """The class name of each file, or None where there are none, and remarks for the user."""
-    if labels == "none":
-        return None, ()
-    if labels == "prefix":
-        return _prefixes(given, files), ()
-    files = _without_common_folder(files)
-    loose = [parts for parts in files if len(parts) == 1]
-    if labels == "folders" and loose:
-        raise DataError(
-            f"{given}: {len(loose)} pictures lie in no class folder, the first is {_printable(loose[0][0])}",
-            "move them into class folders, or use labels none",
-        )
-    if loose:
-        mixed = f"no labels: {len(loose)} of {len(files)} pictures lie outside the sub-folders"
-        return None, (mixed,) if len(loose) < len(files) else ()
-    names = [parts[0] for parts in files]
-    return (names if labels == "folders" or len(set(names)) > 1 else None), ()
+def files_below(root: str) -> Iterator[Entry]:
+    """The files below a folder in natural order, one folder in memory at a time. Links are followed, no folder twice."""
+    entered = {os.path.realpath(root)}
+    waiting = [_inside(root, (), entered)]
+    while waiting:
+        entry = next(waiting[-1], None)
+        if entry is None:
+            waiting.pop()
+        elif isinstance(entry, Entry):
+            yield entry
+        else:
+            waiting.append(_inside(os.path.join(root, *entry), entry, entered))
 
 
-def _prefixes(given: str, files: list[_Parts]) -> list[str]:
-    for parts in files:
-        if not parts[-1].partition("_")[1]:
-            raise DataError(
-                f"{given}: {_printable(parts[-1])} has no class prefix",
-                "name the files CLASS_anything, or use other labels",
-            )
-    return [parts[-1].partition("_")[0] for parts in files]
+def _inside(path: str, above: Parts, entered: set[str]) -> Iterator[Entry | Parts]:
+    """The files of one folder, and the parts of each sub-folder that is to be entered."""
+    try:
+        with os.scandir(path) as scan:
+            found = sorted(scan, key=lambda each: natural_key(each.name))
+    except OSError as error:
+        raise DataError(f"{error.filename}: {error.strerror}", "check the permissions") from error
+    folders = {each.name: _refusal(each, entered) for each in found if _is_folder(each)}
+    for each in found:
+        parts = (*above, each.name)
+        if each.name not in folders:
+            yield _entry(each, parts)
+        elif reason := folders[each.name]:
+            yield Entry(parts=parts, reason=reason)
+        else:
+            yield parts
 
 
-def _without_common_folder(files: list[_Parts]) -> list[_Parts]:
-    """Leave out a leading folder that all the files share, as long as another folder follows in each."""
-    while all(len(parts) > 2 for parts in files) and len({parts[0] for parts in files}) == 1:
-        files = [parts[1:] for parts in files]
-    return files
+def _is_folder(each: os.DirEntry[str]) -> bool:
+    try:
+        return each.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
-def _states(root: Path, paths: tuple[str, ...]) -> list[list[object]]:
-    """Name, bytes and time of change of each file: enough to see that nothing was touched since."""
-    states: list[list[object]] = []
-    for path in paths:
-        try:
-            state = os.stat(os.path.join(root, path))
-            states.append([_printable(path), state.st_size, state.st_mtime_ns])
-        except OSError:  # a broken link; reading it will say so
-            states.append([_printable(path), -1, 0])
-    return states
+def _refusal(each: os.DirEntry[str], entered: set[str]) -> str | None:
+    """Why a folder is not entered; else it counts as entered from now on."""
+    if is_hidden_folder(each.name):
+        return "hidden folder"
+    real = os.path.realpath(each.path)
+    if real in entered:
+        return "link to a folder read already"
+    entered.add(real)
+    return None
 
 
-def _printable(name: str) -> str:
-    """A file name as text that can be written as UTF-8, whatever bytes it holds."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+def _entry(each: os.DirEntry[str], parts: Parts) -> Entry:
+    """A file, with its size and time of change where it is a picture: enough to see that it was not touched since."""
+    if each.name.startswith(".") or suffix_of(each.name) not in SUFFIXES:
+        return Entry(parts=parts)
+    try:
+        if not each.is_file():
+            return Entry(parts=parts, reason="not a regular file, or a broken link")
+        state = each.stat()
+    except OSError:  # gone since, or a link to itself
+        return Entry(parts=parts, reason="not a regular file, or a broken link")
+    return Entry(parts=parts, state=(state.st_size, state.st_mtime_ns))

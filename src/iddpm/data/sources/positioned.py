@@ -1,0 +1,95 @@
+"""Files read at any position, by several threads and processes at once."""
+
+import os
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import IO
+
+from iddpm.data.frame import UnusablePictureError
+
+__all__ = ["NamedFile", "UnnamedFile", "named_file"]
+
+MOST_OPEN = 64  # files a process keeps open
+
+
+class _Handle:
+    """An open file that is closed with its last user."""
+
+    def __init__(self, path: str):
+        self.number = -1
+        self.number = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if self.number >= 0:
+            os.close(self.number)
+
+
+@dataclass(frozen=True)
+class NamedFile:
+    """A file by its path, as it was when it was listed. Opened when first read, once a process."""
+
+    path: str
+    size: int
+    time: int
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """So many bytes at a position.
+
+        Raises:
+            UnusablePictureError: The file ends before, has changed, or cannot be read.
+        """
+        try:
+            handle = _handle(self)  # kept until all is read: two threads may open it at once, and one of the two goes
+            return _read(handle.number, offset, size)
+        except OSError as error:
+            raise UnusablePictureError(f"{os.path.basename(self.path)}: {error.strerror}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class UnnamedFile:
+    """A scratch file: it can be read in this process alone, and goes with its last user."""
+
+    file: IO[bytes] = field(repr=False)
+
+    def __del__(self) -> None:
+        """Close it."""
+        self.file.close()
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """So many bytes at a position.
+
+        Raises:
+            UnusablePictureError: The file ends before, or cannot be read.
+        """
+        try:
+            return _read(self.file.fileno(), offset, size)
+        except OSError as error:
+            raise UnusablePictureError(error.strerror or str(error)) from error
+
+
+def named_file(path: Path) -> NamedFile:
+    """A file as it is now. Errors of the file system come through."""
+    state = path.stat()
+    return NamedFile(str(path), state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(MOST_OPEN)
+def _handle(file: NamedFile) -> _Handle:
+    handle = _Handle(file.path)
+    state = os.fstat(handle.number)
+    if (state.st_size, state.st_mtime_ns) != (file.size, file.time):
+        raise UnusablePictureError(f"{os.path.basename(file.path)} has changed since it was listed")
+    return handle
+
+
+def _read(number: int, offset: int, size: int) -> bytes:
+    """All the bytes asked for: one call of the system may give fewer."""
+    pieces = []
+    while size > 0:
+        piece = os.pread(number, size, offset)
+        if not piece:
+            raise UnusablePictureError("the archive ends within it")
+        pieces.append(piece)
+        offset, size = offset + len(piece), size - len(piece)
+    return b"".join(pieces)
