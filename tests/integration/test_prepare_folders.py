@@ -1,6 +1,8 @@
 """Folders of pictures as people have them, prepared; the cases are those of the public reports, by their ids."""
 
 import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -258,3 +260,15 @@ def test_bad_requests(folder):
     for options, what in ((dict(size=0), "size 0"), (dict(channels=4), "channels 4"), (dict(workers=0), "workers 0")):
         with pytest.raises(ConfigError, match=what):
             prepared(folder, **options)
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
+def test_processes_read_what_threads_read(folder, monkeypatch, kind):
+    for number in range(40):
+        picture(folder / str(number % 2) / f"{number}.png", seed=number)
+    source = folder
+    if kind != "folder":
+        source = Path(shutil.make_archive(str(folder.parent / "archive"), kind, folder))
+    by_threads = prepare(source, 16, folder.parent / "one", workers=2).store.content_hash
+    monkeypatch.setattr("iddpm.data.work.MOST_THREADS", 1)
+    assert prepare(source, 16, folder.parent / "two", workers=2).store.content_hash == by_threads

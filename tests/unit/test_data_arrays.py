@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from iddpm.data.frame import Frame
+from iddpm.data.scratch import in_scratch, unpacked
 from iddpm.data.sources import raw_files
 from iddpm.data.sources.arrays import Numbered, Part, array_source
-from iddpm.data.sources.raw_files import in_scratch, unpacked_file
 from iddpm.runtime.errors import OutputError
 
 
@@ -50,4 +50,4 @@ def test_full_disk_is_told_in_one_line(monkeypatch):
     with pytest.raises(OutputError, match="cannot unpack: No space left on device"):
         in_scratch(np.zeros((2, 3), np.uint8), None)
     with pytest.raises(OutputError, match="cannot unpack: No space left on device"):
-        unpacked_file(io.BytesIO(b"content"), None)
+        unpacked(io.BytesIO(b"content"), None)

@@ -1,30 +1,60 @@
 import io
+import resource
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from iddpm.data.frame import UnusablePictureError, decode, pixels_of, square, to_channels
+from iddpm.data.frame import (
+    Frame,
+    UnsuitablePictureError,
+    UnusablePictureError,
+    decode,
+    from_array,
+    from_file,
+    pixels_of,
+    square,
+    to_channels,
+)
+from iddpm.runtime.errors import ConfigError
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
+
+
+def across_then_down(image: Image.Image, width: int, height: int, resample: Image.Resampling) -> Image.Image:
+    """The order of passes of the Pillow that the original ran on; today's chooses it by the shape."""
+    return image.resize((width, image.height), resample=resample).resize((width, height), resample=resample)
 
 
 def original_rule(image: Image.Image, size: int) -> np.ndarray:
     """What improved-diffusion's `ImageDataset.__getitem__` does to an RGB picture."""
     while min(*image.size) >= 2 * size:
-        image = image.resize(tuple(x // 2 for x in image.size), resample=Image.Resampling.BOX)
+        image = across_then_down(image, image.width // 2, image.height // 2, Image.Resampling.BOX)
     scale = size / min(*image.size)
-    image = image.resize(tuple(round(x * scale) for x in image.size), resample=Image.Resampling.BICUBIC)
+    image = across_then_down(image, round(image.width * scale), round(image.height * scale), Image.Resampling.BICUBIC)
     array = np.array(image)
     top, left = (array.shape[0] - size) // 2, (array.shape[1] - size) // 2
     return array[top : top + size, left : left + size]
 
 
-@pytest.mark.parametrize("sides", [(97, 64), (31, 200), (32, 32), (5, 9), (1, 1)])
-def test_resizing_is_the_originals(sides):
+@pytest.mark.parametrize("size", [7, 32])
+@pytest.mark.parametrize(
+    "sides", [(97, 64), (31, 200), (32, 32), (5, 9), (1, 1), (128, 64), (129, 131), (375, 500), (60, 500), (400, 30)]
+)
+@pytest.mark.parametrize("grey", [False, True])
+def test_resizing_is_the_originals(sides, size, grey):
     levels = np.random.default_rng(0).integers(0, 256, (sides[1], sides[0], 3), dtype=np.uint8)
-    image = Image.fromarray(levels)
-    assert np.array_equal(np.asarray(square(image, 32)), original_rule(image, 32))
+    image = Image.fromarray(levels[..., 0] if grey else levels)
+    assert np.array_equal(np.asarray(square(image, size)), original_rule(image, size))
+
+
+@pytest.mark.parametrize("sides", [(1, 90_000), (90_000, 1)])
+def test_a_long_line_is_cut_before_it_is_enlarged(sides):
+    image = Image.new("RGB", sides, (10, 20, 30))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert square(image, 256).getcolors() == [(256 * 256, (10, 20, 30))]
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 400_000  # kB; the whole of it enlarged would be 17 GB
 
 
 def test_wide_picture_keeps_its_centre():
@@ -112,3 +142,81 @@ def test_unusable_pictures_say_why():
 def test_damaged_exif_is_no_damage():
     exif = b"Exif\x00\x00" + b"\xff" * 30
     assert decode(saved(half_red_half_blue(), "JPEG", exif=exif), 3).size == (40, 20)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "1",
+        "L",
+        "P",
+        "RGB",
+        "RGBA",
+        "RGBX",
+        "CMYK",
+        "YCbCr",
+        "LAB",
+        "HSV",
+        "LA",
+        "La",
+        "PA",
+        "RGBa",
+        "I",
+        "I;16",
+        "I;16B",
+    ],
+)
+def test_any_mode_is_brought_to_the_channels(mode, channels):
+    image = Image.new(mode, (3, 2))
+    assert to_channels(image, channels).mode == {1: "L", 3: "RGB"}[channels]
+
+
+def test_the_first_frame_of_an_animation_is_taken():
+    frames = [Image.new("RGB", (6, 6), colour) for colour in (RED, BLUE, "green")]
+    for form in ("GIF", "WEBP", "PNG", "TIFF"):
+        lossless = {"lossless": True} if form == "WEBP" else {}
+        file = saved(frames[0], form, save_all=True, append_images=frames[1:], **lossless)
+        assert decode(file, 3).getpixel((2, 2)) == RED
+
+
+def test_the_background_shows_through():
+    array = np.zeros((4, 4, 4), np.uint8)
+    array[0, 0] = (1, 2, 3, 255)
+    picture = from_array(array, Frame(size=4, background="#204060"))
+    assert picture.pixels[:, 3, 3].tolist() == [0x20, 0x40, 0x60]
+    assert picture.pixels[:, 0, 0].tolist() == [1, 2, 3]
+    assert from_array(array, Frame(size=4, channels=1, background="black")).pixels[0, 3, 3] == 0
+
+
+@pytest.mark.parametrize("background", ["whitish", "#12", "#11223344", ""])
+def test_a_colour_that_is_none_is_refused(background):
+    with pytest.raises(ConfigError, match="allowed: a colour's name, or #rrggbb"):
+        Frame(size=4, background=background)
+
+
+def test_whole_pictures_are_square_ones():
+    frame = Frame(size=4, whole=True)
+    assert from_array(np.full((9, 9, 3), 7, np.uint8), frame).pixels.shape == (3, 4, 4)
+    with pytest.raises(UnsuitablePictureError, match="not square: 9x8"):
+        from_array(np.zeros((8, 9), np.uint8), frame)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    with pytest.raises(UnsuitablePictureError, match="not square: 20x40"):
+        from_file(saved(half_red_half_blue(), "JPEG", exif=exif), frame)
+
+
+def test_fast_jpegs_are_nearly_the_rules_and_keep_their_sides():
+    across, down = np.meshgrid(np.linspace(0, 255, 300), np.linspace(0, 255, 200))
+    image = Image.fromarray(np.stack([across, down, 255 - across], 2).astype(np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = saved(image, "JPEG", quality=95, exif=exif)
+    exact, fast = (from_file(io.BytesIO(file.getvalue()), Frame(size=24, fast_jpeg=each)) for each in (False, True))
+    assert (fast.width, fast.height) == (exact.width, exact.height) == (200, 300)
+    difference = abs(exact.pixels.astype(int) - fast.pixels)
+    assert 0 < difference.max() <= 8
+    assert difference.mean() < 1.5
+    png = saved(image, "PNG").getvalue()
+    exact, fast = (from_file(io.BytesIO(png), Frame(size=24, fast_jpeg=each)) for each in (False, True))
+    assert np.array_equal(exact.pixels, fast.pixels)

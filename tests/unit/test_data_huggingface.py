@@ -78,7 +78,7 @@ def test_saved_dataset_has_its_pictures_classes_and_names(tmp_path):
     assert (listing.held_out, listing.split_rule) == (None, None)
     assert levels(source) == [10, 20, 30]
     assert source.read(source.places[0], FRAME).width == 6
-    assert not source.in_processes
+    assert source.pool == "threads"
 
 
 @pytest.fixture(params=["arrow", "parquet"])

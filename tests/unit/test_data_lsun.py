@@ -62,7 +62,7 @@ def test_one_category_has_no_labels_and_its_keys_as_names(tmp_path):
     assert (listing.labels, listing.classes, listing.held_out, listing.split_rule) == (None, (), None, None)
     assert [source.read(place, FRAME).pixels[0, 0, 0] for place in source.places] == [0, 10, 20]
     assert source.read(source.places[0], FRAME).width == 12
-    assert not source.in_processes
+    assert source.pool == "either"
 
 
 @pytest.mark.parametrize("kind", ["webp", "jpeg", "png"])

@@ -10,7 +10,7 @@ from io import BufferedReader, BytesIO
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageColor
+from PIL import Image, ImageCms, ImageColor
 
 from iddpm.runtime.errors import ConfigError
 
@@ -30,7 +30,7 @@ __all__ = [
 
 RULE = "shorter side to the size (BOX halvings, then BICUBIC), then the centre square"
 WHOLE = "square pictures whole, to the size (BOX halvings, then BICUBIC); others are left out"
-AREA_LIMIT = 1 << 24  # pixels; a long thin picture is cut before it is enlarged beyond this
+LONGEST = 1 << 16  # pixels; a long line of a picture is cut before it is enlarged beyond this
 
 _ORIENTATION_TAG = 0x0112
 _TURNS = {
@@ -167,8 +167,11 @@ def to_channels(image: Image.Image, channels: int, background: str = "white") ->
     if image.mode.startswith("I"):
         levels = np.asarray(image).astype(np.float64) / 257.0
         image = Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
+    elif image.mode == "LAB":
+        lab, rgb = (ImageCms.createProfile(space) for space in ("LAB", "sRGB"))
+        image = ImageCms.profileToProfile(image, lab, rgb, outputMode="RGB") or image
     elif image.has_transparency_data:
-        image = image.convert("RGBA")
+        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, background), image)
     return image.convert("L" if channels == 1 else "RGB")
 
@@ -181,13 +184,24 @@ def square(image: Image.Image, size: int) -> Image.Image:
     width, height = round(image.width * scale), round(image.height * scale)
     left, top = (width - size) // 2, (height - size) // 2
     # Across first, as the original's Pillow did whatever the shape; cutting the ends off in between changes no pixel.
-    image = image.resize((width, image.height), Image.Resampling.BICUBIC).crop((left, 0, left + size, image.height))
-    if size * height > AREA_LIMIT:
-        down = image.height / height
-        return image.resize(
-            (size, size), Image.Resampling.BICUBIC, box=(0, top * down, size, min((top + size) * down, image.height))
-        )
-    return image.resize((size, height), Image.Resampling.BICUBIC).crop((0, top, size, top + size))
+    across = image.width / width if width > LONGEST else None
+    image = _stretched(image, (width, image.height), (left, 0, left + size, image.height), across)
+    down = image.height / height if height > LONGEST else None
+    return _stretched(image, (size, height), (0, top, size, top + size), down)
+
+
+def _stretched(
+    image: Image.Image, sides: tuple[int, int], box: tuple[int, int, int, int], scale: float | None
+) -> Image.Image:
+    """The part in `box` of a picture that is stretched along one axis to `sides`.
+
+    With a scale, that of the axis, only the part is made; its pixels may differ by a level.
+    """
+    if scale is None:
+        return image.resize(sides, Image.Resampling.BICUBIC).crop(box)
+    across, down = (scale, 1) if sides[0] != image.width else (1, scale)
+    part = (box[0] * across, box[1] * down, min(box[2] * across, image.width), min(box[3] * down, image.height))
+    return image.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC, box=part)
 
 
 def _halved(image: Image.Image) -> Image.Image:

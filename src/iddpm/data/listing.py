@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import PIL
@@ -17,6 +17,7 @@ __all__ = [
     "Damaged",
     "LeftOut",
     "Listing",
+    "Pool",
     "Provenance",
     "Reader",
     "Source",
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 LISTED = 1000
+
+Pool = Literal["threads", "processes", "either"]
 
 _DIGITS = re.compile("[0-9]+")
 
@@ -144,13 +147,14 @@ class Source:
     Attributes:
         places: What the reader needs to find each picture of the listing (a path, an offset, a key, its index), picklable
             in slices.
-        in_processes: Whether reading holds the interpreter lock, so that only processes use all cores.
+        pool: Who may read: "threads" of this process where the reader holds what cannot be handed to another;
+            "processes" where reading holds the interpreter lock; or "either".
     """
 
     listing: Listing
     places: Sequence[Any]
     read: Reader
-    in_processes: bool = False
+    pool: Pool = "threads"
 
 
 def fingerprint(*parts: object) -> str:

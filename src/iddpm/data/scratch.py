@@ -4,20 +4,28 @@ Such a file goes with the process, however it ends, and is reached through the p
 of any size costs no memory that others need.
 """
 
-import shutil
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
 
 from iddpm.runtime.errors import OutputError
 
-__all__ = ["new_scratch", "scratch_array", "unpacked"]
+__all__ = ["PIECE", "Stream", "in_scratch", "new_scratch", "unpacked"]
 
-PIECE = 1 << 20
+PIECE = 1 << 20  # bytes copied at a time
+ROWS = 64  # pictures copied at a time
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """What can be read once through."""
+
+    def read(self, count: int, /) -> bytes:
+        """So many bytes, or fewer at the end."""
+        ...
 
 
 def new_scratch(folder: Path | None) -> IO[bytes]:
@@ -32,44 +40,46 @@ def new_scratch(folder: Path | None) -> IO[bytes]:
         raise _no_room(folder, error) from error
 
 
-def unpacked(stream: IO[bytes], folder: Path | None) -> IO[bytes]:
+def unpacked(stream: Stream, folder: Path | None) -> IO[bytes]:
     """All that a stream holds, in a scratch file, from its start. Errors of the stream come through.
-
-    Raises:
-        OutputError: The scratch file cannot be written.
-    """
-    with ExitStack() as undo:
-        file = undo.enter_context(new_scratch(folder))
-        while piece := stream.read(PIECE):
-            try:
-                file.write(piece)
-            except OSError as error:
-                raise _no_room(folder, error) from error
-        file.flush()
-        file.seek(0)
-        undo.pop_all()
-    return file
-
-
-def scratch_array(shape: tuple[int, ...], folder: Path | None) -> UInt8[np.ndarray, "..."]:
-    """A uint8 array of zeros on a scratch file, to be filled.
 
     Raises:
         OutputError: There is no room for it.
     """
-    count = int(np.prod(shape, dtype=np.int64))
-    where = folder if folder is not None else tempfile.gettempdir()
+    file = new_scratch(folder)
     try:
-        free = shutil.disk_usage(where).free
+        while piece := stream.read(PIECE):
+            _write(file, piece, folder)
+    except BaseException:
+        file.close()
+        raise
+    file.seek(0)
+    return file
+
+
+def in_scratch(array: UInt8[np.ndarray, "n ..."], folder: Path | None) -> UInt8[np.ndarray, "n ..."]:
+    """A copy of an array in a scratch file, mapped; at least one element.
+
+    Raises:
+        OutputError: There is no room for it.
+    """
+    with new_scratch(folder) as file:
+        for start in range(0, len(array), ROWS):
+            _write(file, array[start : start + ROWS].tobytes(), folder)
+        return np.asarray(np.memmap(file, dtype=np.uint8, mode="r", shape=array.shape))
+
+
+def _write(file: IO[bytes], piece: bytes, folder: Path | None) -> None:
+    """Written rather than stored through a map: on a full disk that is an error, where a map ends the process."""
+    try:
+        file.write(piece)
+        file.flush()
     except OSError as error:
         raise _no_room(folder, error) from error
-    if count > free:
-        raise OutputError(
-            f"{where}: {count} bytes are needed to unpack into, {free} are free", "free some room, or set TMPDIR"
-        )
-    return np.memmap(new_scratch(folder), dtype=np.uint8, mode="w+", shape=shape)
 
 
 def _no_room(folder: Path | None, error: OSError) -> OutputError:
     where = folder if folder is not None else tempfile.gettempdir()
-    return OutputError(f"cannot unpack into {where}: {error.strerror or error}", "free some room, or set TMPDIR")
+    return OutputError(
+        f"cannot unpack into {where}: {error.strerror or error}", "free some room there, or choose another place"
+    )

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from iddpm.data.frame import Frame, UnsuitablePictureError, UnusablePictureError
-from iddpm.data.listing import Damaged, LeftOut, Reader, Source
+from iddpm.data.listing import Damaged, LeftOut, Pool, Reader, Source
 from iddpm.data.shards import Encoding, encoded
 from iddpm.data.split import digest
 from iddpm.runtime.cores import usable_cores
@@ -22,6 +22,7 @@ __all__ = ["Done", "outcomes"]
 
 CHUNK = 16
 AHEAD = 4  # chunks in flight for each worker
+MOST_THREADS = 8  # that decode at the same time before they wait for the interpreter lock
 WORTH_PROCESSES = 400  # fewer pictures are read before two processes have started
 
 
@@ -61,7 +62,7 @@ def outcomes(
     workers = workers or usable_cores()
     with warnings.catch_warnings():
         _silence_decoders()
-        if workers == 1 or count <= CHUNK or (source.in_processes and count < WORTH_PROCESSES):
+        if workers == 1 or count <= CHUNK or (source.pool == "processes" and count < WORTH_PROCESSES):
             for job in _jobs(source, frame, encoding, start):
                 yield from _work(*job)
         else:
@@ -77,7 +78,7 @@ def _jobs(source: Source, frame: Frame, encoding: Encoding, start: int) -> Itera
 
 def _in_pool(source: Source, frame: Frame, encoding: Encoding, start: int, workers: int) -> Iterator[Done | LeftOut]:
     jobs = _jobs(source, frame, encoding, start)
-    pool = _pool(source.in_processes, workers)
+    pool = _pool(source.pool, workers)
     pending: deque[Future[list[Done | LeftOut]]] = deque()
     try:
         pending.extend(pool.submit(_work, *job) for job in islice(jobs, AHEAD * workers))
@@ -94,8 +95,8 @@ def _in_pool(source: Source, frame: Frame, encoding: Encoding, start: int, worke
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _pool(in_processes: bool, workers: int) -> Executor:
-    if in_processes:
+def _pool(kind: Pool, workers: int) -> Executor:
+    if kind == "processes" or (kind == "either" and workers > MOST_THREADS):
         return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_process)
     return ThreadPoolExecutor(workers, thread_name_prefix="pictures")
 

@@ -12,7 +12,7 @@ from iddpm.data.listing import Source, natural_key
 from iddpm.data.sources.entries import SUFFIXES, Entry, one_line, suffix_of
 from iddpm.data.sources.folder import files_below
 from iddpm.data.sources.members import Member, Members, Rows, entries_of, indexed, normal_path
-from iddpm.data.sources.positioned import NamedFile, UnnamedFile, named_file
+from iddpm.data.sources.positioned import NamedFile, UnnamedFile, named_file, pool_of
 from iddpm.data.sources.roles import HELD_OUT, TRAIN, side_in
 from iddpm.data.sources.tar_index import Tar, Tell, is_tar_name, open_tars, tar_stem
 from iddpm.data.sources.tree import tree_source
@@ -195,6 +195,7 @@ def _archive(
         read_table=read_table,
         places=lambda _, at: Rows(members.rows[at]),
         read=read,
+        pool=pool_of(read.files) if isinstance(read, PiecesReader) else "either",
     )
 
 

@@ -88,7 +88,7 @@ def avatars(name: str, styles: tuple[str, ...], count: int | None = None) -> Sou
         fingerprint=fingerprint("avatars", settings),
         attribution="DiceBear avatar styles, CC0 1.0: " + "; ".join(sorted({_credit(style) for style in styles})),
     )
-    return Source(listing=listing, places=range(total), read=read, in_processes=True)
+    return Source(listing=listing, places=range(total), read=read, pool="processes")
 
 
 def all_styles() -> tuple[str, ...]:

@@ -11,11 +11,11 @@ from typing import IO, Any
 import numpy as np
 
 from iddpm.data.listing import Source, fingerprint
-from iddpm.data.scratch import PIECE
+from iddpm.data.scratch import PIECE, in_scratch, unpacked
 from iddpm.data.sources.arrays import Part, array_source, as_labels, as_planes, check_labels_option
 from iddpm.data.sources.entries import SUFFIXES
 from iddpm.data.sources.pickles import plain_pickle
-from iddpm.data.sources.raw_files import file_state, in_scratch, names_in, open_plain, unpacked_file
+from iddpm.data.sources.raw_files import file_state, names_in, open_plain
 from iddpm.runtime.errors import DataError, IddpmError
 
 __all__ = ["cifar", "is_cifar"]
@@ -167,7 +167,7 @@ def _unpacked(kind: _Kind, path: Path, given: str, scratch: Path | None) -> Iter
                     name = wanted.get(str(PurePosixPath(member.name)))
                     stream = archive.extractfile(member) if name and member.isfile() else None
                     if name and stream is not None:
-                        yield name, unpacked_file(stream, scratch)
+                        yield name, unpacked(stream, scratch)
             while file.read(PIECE):
                 pass  # to the end, where gzip compares the checksum
     except IddpmError:

@@ -19,8 +19,9 @@ from typing import IO
 import numpy as np
 
 from iddpm.data.listing import Source, fingerprint
+from iddpm.data.scratch import unpacked
 from iddpm.data.sources.arrays import Part, array_source, as_labels, check_labels_option
-from iddpm.data.sources.raw_files import file_state, mapped, names_in, open_plain, unpacked_file
+from iddpm.data.sources.raw_files import file_state, mapped, names_in, open_plain
 from iddpm.runtime.errors import DataError, IddpmError
 
 __all__ = ["idx", "is_idx"]
@@ -171,7 +172,7 @@ def _seekable(path: Path, where: str, scratch: Path | None) -> Iterator[IO[bytes
             if not isinstance(file, gzip.GzipFile):
                 yield file
                 return
-            with unpacked_file(file, scratch) as whole:
+            with unpacked(file, scratch) as whole:
                 yield whole
     except IddpmError:
         raise

@@ -98,7 +98,7 @@ def lsun(path: Path, given: str, labels: str = "auto") -> Source:
         settings={"labels": labels},
         fingerprint=fingerprint("lsun", labels, [_state(path, part) for part in parts]),
     )
-    return Source(listing=listing, places=places, read=_Reader(str(path), several))
+    return Source(listing=listing, places=places, read=_Reader(str(path), several), pool="either")
 
 
 def _names(path: Path) -> Iterator[str]:

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.lib import format as npy
 
 from iddpm.data.listing import Source, fingerprint
-from iddpm.data.scratch import PIECE
+from iddpm.data.scratch import PIECE, unpacked
 from iddpm.data.sources.arrays import Part, array_source, as_labels, as_pictures, check_labels_option
-from iddpm.data.sources.raw_files import file_state, mapped, unpacked_file
+from iddpm.data.sources.raw_files import file_state, mapped
 from iddpm.runtime.errors import DataError, IddpmError
 
 __all__ = ["member_arrays", "npz"]
@@ -156,7 +156,7 @@ def _labelled(given: str, layout: list[_Place], names: list[str], labels: str) -
 def _member(archive: zipfile.ZipFile, file: IO[bytes], info: zipfile.ZipInfo, scratch: Path | None) -> np.ndarray:
     """One array of the archive: mapped where it lies, or unpacked and mapped."""
     if info.compress_type != zipfile.ZIP_STORED:
-        with archive.open(info) as packed, unpacked_file(packed, scratch) as whole:
+        with archive.open(info) as packed, unpacked(packed, scratch) as whole:
             return _npy(whole)
     with archive.open(info) as stored:  # which checks the local header
         while info.file_size <= CHECKED and stored.read(PIECE):

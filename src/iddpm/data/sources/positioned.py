@@ -1,14 +1,16 @@
 """Files read at any position, by several threads and processes at once."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
 from iddpm.data.frame import UnusablePictureError
+from iddpm.data.listing import Pool
 
-__all__ = ["NamedFile", "UnnamedFile", "named_file"]
+__all__ = ["NamedFile", "UnnamedFile", "named_file", "pool_of"]
 
 MOST_OPEN = 64  # files a process keeps open
 
@@ -66,6 +68,11 @@ class UnnamedFile:
             return _read(self.file.fileno(), offset, size)
         except OSError as error:
             raise UnusablePictureError(error.strerror or str(error)) from error
+
+
+def pool_of(files: Iterable[NamedFile | UnnamedFile]) -> Pool:
+    """Who may read from these files."""
+    return "threads" if any(isinstance(file, UnnamedFile) for file in files) else "either"
 
 
 def named_file(path: Path) -> NamedFile:

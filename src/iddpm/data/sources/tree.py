@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from iddpm.data.listing import LISTED, LeftOut, Listing, Reader, Source, Tally, fingerprint, natural_key
+from iddpm.data.listing import LISTED, LeftOut, Listing, Pool, Reader, Source, Tally, fingerprint, natural_key
 from iddpm.data.names import Names
 from iddpm.data.sources.entries import SUFFIXES, Entry, Tree, gather, printable
 from iddpm.data.sources.labels import Labelling, label_pictures
@@ -26,6 +26,7 @@ def tree_source(
     read_table: Callable[[str, int], bytes],
     places: Callable[[Names, Int64[np.ndarray, "n"]], Sequence[Any]],
     read: Reader,
+    pool: Pool = "either",
 ) -> Source:
     """List a tree of files. No picture is read.
 
@@ -40,6 +41,7 @@ def tree_source(
         read_table: Reads a table of labels that lies in the tree, at its path and place.
         places: What the reader needs for some pictures, from their paths and the places of their entries.
         read: Reads one picture.
+        pool: Who may read.
 
     Raises:
         DataError: No picture file there, nothing to train on, or the labels asked for do not exist.
@@ -60,7 +62,7 @@ def tree_source(
         settings={"labels": labels},
         fingerprint=fingerprint(kind, asked, labelling.digest, tree.digest, *state),
     )
-    return Source(listing=listing, places=places(paths, at), read=read)
+    return Source(listing=listing, places=places(paths, at), read=read, pool=pool)
 
 
 def listed(

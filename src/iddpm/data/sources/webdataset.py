@@ -26,6 +26,7 @@ from iddpm.data.sources.folder import files_below, read_whole
 from iddpm.data.sources.label_table import label_text, number_classes
 from iddpm.data.sources.labels import Labelling, label_pictures
 from iddpm.data.sources.members import Member, Rows
+from iddpm.data.sources.positioned import pool_of
 from iddpm.data.sources.roles import HELD_OUT, TRAIN, Role, side_in
 from iddpm.data.sources.tar_index import Tar, Tell, is_tar_name, open_tars, tar_stem, unpacking
 from iddpm.data.sources.tree import listed
@@ -112,7 +113,8 @@ def webdataset(
         fingerprint=fingerprint("webdataset", asked, labelling.digest, state),
         part="shard",
     )
-    return Source(listing=listing, places=Rows(rows[at]), read=PiecesReader(tuple(tar.file for tar in tars)))
+    files = tuple(tar.file for tar in tars)
+    return Source(listing=listing, places=Rows(rows[at]), read=PiecesReader(files), pool=pool_of(files))
 
 
 def _shards(path: Path) -> tuple[Path, list[str], list[tuple[str, str | None]]]:
