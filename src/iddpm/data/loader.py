@@ -228,8 +228,9 @@ def _gather(
     windows: Windows | None = None,
     mirrored: Tensor | None = None,
 ) -> Batch:
-    images = torch.from_numpy(resized(store.read(index), size, windows))
+    images = resized(store.read(index), size, windows)
     if mirrored is not None:
-        images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+        turned = mirrored.numpy()
+        images[turned] = images[turned][..., ::-1]
     labels = None if store.labels is None else torch.from_numpy(store.labels[index])
-    return Batch(images, labels, torch.from_numpy(place), torch.from_numpy(index))
+    return Batch(torch.from_numpy(images), labels, torch.from_numpy(place), torch.from_numpy(index))
