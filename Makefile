@@ -30,7 +30,7 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'slow and not gpu'

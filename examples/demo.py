@@ -71,7 +71,7 @@ def run(out: Path, seconds: float, listener: Listener) -> None:
     listener.say(
         f"iddpm demo on {describe_device(open_world().device)}: it has {duration(seconds)}, and says what it does with them"
     )
-    store, prepare_seconds = store_for(config.data.source, config.data.size, config.data.channels, listener)
+    store, prepare_seconds = store_for(config.data, listener)
     if (out / "config.json").is_file():
         config = replace(config, train=config_from_json(open_run_dir(out).config).train)
         foretold = None

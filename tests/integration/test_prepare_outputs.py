@@ -6,8 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
+from iddpm.data.checking import check_content
 from iddpm.data.preparing import prepare
-from iddpm.data.store import check_content, open_store
+from iddpm.data.store import open_store
 from iddpm.runtime.errors import ConfigError, DataError, OutputError
 from tiny import Lines
 
@@ -75,15 +76,12 @@ def test_an_empty_folder_is_a_place(source, tmp_path):
     assert len(prepare(source, 8, tmp_path / "store").store) == 12
 
 
-def test_a_source_that_fails_on_the_way_leaves_nothing(source, tmp_path, monkeypatch):
-    def fail(*args, **kwargs):
-        raise DataError("a process that prepares pictures died", "try again")
-        yield
-
-    monkeypatch.setattr("iddpm.data.writing.outcomes", fail)
-    with pytest.raises(DataError, match="died"):
-        prepare(source, 8, tmp_path / "store")
-    assert [path.name for path in tmp_path.iterdir()] == ["pictures.npz"]
+def test_a_source_without_a_usable_picture_leaves_nothing(tmp_path):
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(b"none")
+    with pytest.raises(DataError, match="none of 1 pictures can be used"):
+        prepare(tmp_path / "pictures", 8, tmp_path / "store")
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
 
 
 def test_progress_counts_to_the_end(source, tmp_path):

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from iddpm.data.frame import decode, pixels_of, square, to_channels
+from iddpm.data.frame import Frame, decode, from_file, pixels_of, square, to_channels
 from iddpm.data.listing import natural_key
 from iddpm.data.opening import open_source
 from iddpm.data.preparing import prepare
 from iddpm.runtime.errors import DataError
+from peak_memory import at_most
 
 MODES = {
     "1": (".png", ".bmp", ".TIFF"),
@@ -155,17 +156,34 @@ def test_whole_pictures_are_used_and_damaged_ones_named(made, channels, size):
         assert not {each.name for each in provenance.damaged.listed} & set(whole)
 
 
-@given(made=pictures(), channels=st.sampled_from([1, 3]), size=st.integers(1, 40))
-def test_any_picture_becomes_a_square(made, channels, size):
-    image = decode(io.BytesIO(made[1]), channels)
-    assert pixels_of(square(image, size)).shape == (channels, size, size)
+@settings(max_examples=60)
+@given(made=pictures(), channels=st.sampled_from([1, 3]), size=st.integers(1, 256))
+def test_any_picture_becomes_a_square_in_little_memory(made, channels, size):
+    with at_most(80):  # the longest line that is enlarged whole, at this size: 64 MiB
+        image = decode(io.BytesIO(made[1]), channels)
+        assert pixels_of(square(image, size)).shape == (channels, size, size)
+
+
+@settings(max_examples=20)
+@given(
+    short=st.integers(1, 3),
+    long=st.integers(10_000, 700_000),
+    on_its_side=st.booleans(),
+    mode=st.sampled_from(["1", "L", "RGB", "I;16"]),
+    size=st.integers(200, 256),
+)
+def test_a_line_of_any_length_becomes_a_square_in_little_memory(short, long, on_its_side, mode, size):
+    file = io.BytesIO()
+    Image.new(mode, (long, short) if on_its_side else (short, long)).save(file, "PNG")
+    with at_most(120):
+        assert (from_file(file, Frame(size=size)).pixels == 0).all()
 
 
 @given(
     colour=st.tuples(*[st.integers(0, 255)] * 3),
     width=st.integers(1, 90),
     height=st.integers(1, 90),
-    size=st.integers(1, 40),
+    size=st.integers(1, 256),
 )
 def test_one_colour_stays_that_colour(colour, width, height, size):
     pixels = pixels_of(square(to_channels(Image.new("RGB", (width, height), colour), 3), size))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from iddpm.data.listing import Provenance, Tally
 from iddpm.data.loader import Batches, Prefetch, in_order
+from iddpm.data.shards import Layout
 from iddpm.data.store import Store
 
 PROVENANCE = Provenance(
@@ -44,7 +45,7 @@ def store_of(count: int, held_out: int) -> Store:
         path=Path("made up"),
         count=count,
         pictures=InMemory(images),
-        encoding="raw",
+        layout=Layout.of((1, 2, 2), count, "raw"),
         labels=np.arange(count) % 3,
         classes=("a", "b", "c"),
         size=2,

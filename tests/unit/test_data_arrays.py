@@ -5,11 +5,11 @@ import io
 import numpy as np
 import pytest
 
+from iddpm.data import scratch
 from iddpm.data.frame import Frame
 from iddpm.data.scratch import in_scratch, unpacked
-from iddpm.data.sources import raw_files
-from iddpm.data.sources.arrays import Numbered, Part, array_source
-from iddpm.runtime.errors import OutputError
+from iddpm.data.sources.arrays import Numbered, Part, array_source, as_labels
+from iddpm.runtime.errors import DataError, OutputError
 
 
 def test_names_are_made_when_they_are_asked_for():
@@ -46,8 +46,25 @@ def test_full_disk_is_told_in_one_line(monkeypatch):
     def full(folder):
         return open("/dev/full", "r+b", buffering=0)
 
-    monkeypatch.setattr(raw_files, "new_scratch", full)
-    with pytest.raises(OutputError, match="cannot unpack: No space left on device"):
+    monkeypatch.setattr(scratch, "new_scratch", full)
+    with pytest.raises(OutputError, match=r"cannot unpack into .*: No space left on device"):
         in_scratch(np.zeros((2, 3), np.uint8), None)
-    with pytest.raises(OutputError, match="cannot unpack: No space left on device"):
+    with pytest.raises(OutputError, match=r"cannot unpack into .*: No space left on device"):
         unpacked(io.BytesIO(b"content"), None)
+
+
+def test_labels_are_a_flat_list_or_an_array():
+    assert as_labels("labels", [1, 0], 2).tolist() == as_labels("labels", np.array([[1], [0]]), 2).tolist() == [1, 0]
+    for given in ([[1], [0]], [True, False], [1.0, 0.0], (1, 0), None, "10"):
+        with pytest.raises(DataError, match=r"labels is no list of numbers\nallowed: whole numbers \[2\]"):
+            as_labels("labels", given, 2)
+    with pytest.raises(DataError, match=r"labels is object \[2\]"):
+        as_labels("labels", [1 << 80, 0], 2)
+
+
+def test_lists_that_hold_one_list_twice_take_no_memory():
+    nested = [0]
+    for _ in range(30):
+        nested = [nested, nested]
+    with pytest.raises(DataError, match="no list of numbers"):
+        as_labels("labels", nested, 2)

@@ -203,9 +203,9 @@ def test_changed_pixel_in_the_tar_is_found_by_the_checksum(ten, tmp_path):
         ({"data": "pixels"}, "data_batch_2: data is no array"),
         ({"labels": [1]}, r"data_batch_2: labels is int64 \[1\]"),
         ({"labels": [1, 3]}, "data_batch_2: labels holds labels from 1 to 3"),
-        ({"labels": ["a", "b"]}, r"data_batch_2: labels is \|S1 \[2\]"),
+        ({"labels": ["a", "b"]}, "data_batch_2: labels is no list of numbers"),
         ({"labels": [[1], [1, 2]]}, "data_batch_2: labels is no list of numbers"),
-        ({"fine_labels": [0, 1]}, r"data_batch_2: labels is object \[\]"),
+        ({"fine_labels": [0, 1]}, "data_batch_2: labels is no list of numbers"),
     ],
 )
 def test_batch_of_another_content_is_named(ten, change, message):

@@ -421,3 +421,37 @@ assert not {"torch", "torchvision"} & set(sys.modules)
     environment = {**os.environ, "PYTHONPATH": source, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_stray_parquet_makes_no_dataset_of_a_folder_of_pictures(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "0.png").write_bytes(png(1))
+    pyarrow.parquet.write_table(pyarrow.table({"caption": ["a cat"]}), tmp_path / "captions.parquet")
+    assert not is_saved_dataset(tmp_path)
+    (tmp_path / "cat" / "0.png").unlink()
+    assert is_saved_dataset(tmp_path)
+
+
+def test_a_picture_beside_a_dataset_makes_it_no_folder_of_pictures(tmp_path):
+    (tmp_path / "thumbnail.png").write_bytes(png(1))
+    table = pyarrow.table({"jpg": [png(3)], "label": [0]})
+    pyarrow.parquet.write_table(table, tmp_path / "train-00000-of-00001.parquet")
+    assert is_saved_dataset(tmp_path)
+
+
+def test_files_that_are_lost_or_changed_after_they_were_listed_end_the_run(long):
+    source = huggingface(long, "long")
+    assert source.read(0, FRAME).pixels.max() == 0
+    os.utime(long / "train.parquet", ns=(1, 1))
+    source.read.rows[0]._stream, source.read.rows[0]._reached = iter(()), -1
+    with pytest.raises(DataError, match=r"train\.parquet has changed since it was listed"):
+        source.read(400, FRAME)
+    (long / "train.parquet").rename(long / "away")
+    with pytest.raises(DataError, match=r"train\.parquet: No such file.*gone since\n.*the same command goes on"):
+        source.read(400, FRAME)
+
+
+def test_classes_and_splits_can_be_shown(tmp_path):
+    table = pyarrow.table({"jpg": [png(3), png(4)], "label": ["\x1b[31m", "b"]})
+    pyarrow.parquet.write_table(table, tmp_path / "anything.parquet")
+    assert huggingface(tmp_path, "odd", "label").listing.classes == (r"\x1b[31m", "b")

@@ -88,7 +88,19 @@ def test_what_is_no_table_of_labels_is_refused_in_one_line(name, content, what):
 
 
 def test_whole_numbers_name_the_classes_as_npz_does():
-    assert number_classes({"2", "0", "007"}, "l") == (tuple("01234567"), {"2": 2, "0": 0, "007": 7})
+    assert number_classes({"2", "0", "005"}, "l") == (tuple("012345"), {"2": 2, "0": 0, "005": 5})
+
+
+def test_whole_numbers_far_between_are_the_classes_that_occur():
+    assert number_classes({"54321", "3", "003"}, "l") == (("3", "54321"), {"3": 0, "003": 0, "54321": 1})
+    assert number_classes({"0", "6"}, "l")[0] == ("0", "6")
+    assert number_classes({"1", "2"}, "l")[0] == ("0", "1", "2")
+
+
+def test_a_label_that_is_no_text_at_all_is_one_class():
+    assert rows('{"a.png": "\\ud800"}', "l.json") == {"a.png": "\\ud800"}
+    with pytest.raises(DataError, match=r"a\.png: label \[.*ud800"):
+        table('{"a.png": ["\\ud800"]}', "l.json")
 
 
 def test_texts_are_classes_in_natural_order():

@@ -146,10 +146,50 @@ def test_damaged_value_is_one_picture(tmp_path):
     whole = picture(50)
     values = {b"a": whole, b"b": whole[: len(whole) // 2], b"c": b"", b"d": b"text", b"e": whole}
     source = lsun(write(tmp_path / "mixed", values), "mixed")
-    for place, reason in (("b", "."), ("c", "empty"), ("d", "not a picture"), ("gone", "its key is gone")):
+    for place, reason in (("b", "."), ("c", "empty"), ("d", "not a picture")):
         with pytest.raises(UnusablePictureError, match=reason):
             source.read(place, FRAME)
     assert source.read("e", FRAME).pixels.max() == 50
+
+
+def test_what_is_lost_or_changed_after_it_was_listed_ends_the_run(tmp_path):
+    source = lsun(bedroom(tmp_path / "one"), "one")
+    with pytest.raises(DataError, match=r"one/data\.mdb has changed since it was listed"):
+        source.read("gone", FRAME)
+    os.utime(tmp_path / "one" / "data.mdb", ns=(1, 1))
+    with pytest.raises(DataError, match=r"data\.mdb has changed since it was listed"):
+        source.read("00", FRAME)
+    (tmp_path / "one").rename(tmp_path / "unmounted")
+    with pytest.raises(DataError, match=r"data\.mdb: No such file.*\n.*the same command goes on from there"):
+        source.read("00", FRAME)
+
+
+def test_an_error_of_lmdb_that_is_no_damage_ends_the_run(tmp_path, monkeypatch):
+    source = lsun(bedroom(tmp_path / "one"), "one")
+
+    def refused(path):
+        raise lmdb.ReadersFullError("no slot for a reader")
+
+    monkeypatch.setattr(module, "_environment", refused)
+    with pytest.raises(DataError, match=r"data\.mdb: no slot for a reader"):
+        source.read("00", FRAME)
+
+
+def test_fingerprint_tells_copies_of_equal_size_and_time_apart(tmp_path):
+    prints = []
+    for name, level in (("a", 0), ("b", 100)):
+        write(tmp_path / name / "one", {b"0": picture(level)})
+        os.utime(tmp_path / name / "one" / "data.mdb", ns=(0, 0))
+        prints.append(lsun(tmp_path / name / "one", "x").listing.fingerprint)
+    assert (tmp_path / "a/one/data.mdb").stat().st_size == (tmp_path / "b/one/data.mdb").stat().st_size
+    assert prints[0] != prints[1]
+
+
+def test_validation_is_a_part_and_odd_names_can_be_shown(tmp_path):
+    for name in ("a\x1b_train_lmdb", "a\x1b_validation_lmdb", "b_train_lmdb"):
+        bedroom(tmp_path / name, 1)
+    listing = lsun(tmp_path, "rooms").listing
+    assert (listing.classes, listing.held_out.tolist()) == (("a\\x1b", "b"), [False, True, False])
 
 
 def test_empty_lmdb_is_refused(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iddpm.data.names import Names
+from iddpm.data.names import Names, one_line, printable, printable_names
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=12), max_size=20)
 
@@ -38,3 +38,31 @@ def test_names_that_are_not_utf_8_survive():
 def test_a_million_names_take_little_memory():
     names = Names(f"n01440764/n01440764_{number}.JPEG" for number in range(10_000))
     assert len(names._block) + names._ends.itemsize * len(names._ends) < 10_000 * 45
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("K\u00e4se 1.png", "K\u00e4se 1.png"),
+        ("a\nb\x1b[31m.png", r"a\nb\x1b[31m.png"),
+        (os.fsdecode(b"caf\xe9.png"), r"caf\xe9.png"),
+        ("\u202egnp.a", r"\u202egnp.a"),
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_what_is_shown_of_a_name_is_one_line_that_can_be_written(name, shown):
+    assert printable(name) == shown
+    assert printable(shown) == shown
+    shown.encode()
+
+
+@given(st.text())
+def test_whatever_a_name_is_it_can_be_shown(name):
+    assert printable(name).isprintable()
+    assert one_line(name).isprintable()
+
+
+def test_names_that_can_be_shown_are_not_copied():
+    names = Names(["a.png", "b.png"])
+    assert printable_names(names) is names
+    assert list(printable_names(Names(["a.png", "\x1b.png"]))) == ["a.png", r"\x1b.png"]

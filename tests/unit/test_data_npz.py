@@ -260,12 +260,12 @@ def test_empty_array_is_told_by_its_shape(path):
 
 
 def test_fingerprint_follows_the_content_and_not_the_place(path, tmp_path):
-    np.savez(path, IMAGES, LABELS)
-    first = opened(path).listing.fingerprint
-    (tmp_path / "moved").mkdir()
-    os.rename(path, tmp_path / "moved" / "other.npz")
-    assert opened(tmp_path / "moved" / "other.npz").listing.fingerprint == first
-    state = os.stat(tmp_path / "moved" / "other.npz")
+    (tmp_path / "here").mkdir()
+    np.savez(tmp_path / "here" / "a.npz", IMAGES, LABELS)
+    first = opened(tmp_path / "here" / "a.npz").listing.fingerprint
+    (tmp_path / "here").rename(tmp_path / "moved")
+    assert opened(tmp_path / "moved" / "a.npz").listing.fingerprint == first
+    state = os.stat(tmp_path / "moved" / "a.npz")
     np.savez(path, IMAGES[::-1], LABELS)
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
     assert path.stat().st_size == state.st_size
@@ -299,3 +299,8 @@ def test_store_of_a_file_with_parts(path, tmp_path):
     assert store.held_out.tolist() == [4, 5]
     assert store.labels.tolist() == LABELS.tolist()
     assert np.array_equal(store.read(slice(None)).transpose(0, 2, 3, 1), IMAGES)
+
+
+def test_validation_under_its_whole_name_is_held_out(path):
+    np.savez(path, x_train=IMAGES, x_validation=IMAGES[:1])
+    assert opened(path).listing.held_out.tolist() == [False] * len(IMAGES) + [True]

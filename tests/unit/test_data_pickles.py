@@ -223,3 +223,24 @@ def test_large_array_is_read_once():
     tracemalloc.stop()
     assert array.shape == (1000, 3072)
     assert peak < 1.1 * array.nbytes
+
+
+# A tuple of 60 levels, each of which holds the one below twice: what would walk it takes for ever.
+DEEP = b")q\0" + b"".join(
+    b"0h" + bytes([level]) + b"h" + bytes([level]) + b"\x86q" + bytes([level + 1]) for level in range(60)
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02}" + DEEP + b"Ns.",
+        b"\x80\x02}(" + DEEP + b"Nu.",
+        b"\x80\x02(" + DEEP + b"Nd.",
+        b"\x80\x02cnumpy\ndtype\n" + DEEP + b"\x85R.",
+        b"\x80\x02c_codecs\nencode\nU\x01a" + DEEP + b"\x86R.",
+    ],
+)
+def test_tuples_that_hold_one_tuple_twice_are_not_walked(content):
+    with pytest.raises(DataError, match="another kind of object where a text belongs"):
+        read(content)

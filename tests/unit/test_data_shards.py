@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from iddpm.data.checking import check_content
 from iddpm.data.preparing import prepare
 from iddpm.data.shards import Layout, decoded, encoded
-from iddpm.data.store import check_content, open_store
+from iddpm.data.store import open_store
 from iddpm.runtime.errors import DataError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (50, 8, 8, 3), dtype=np.uint8)
@@ -88,10 +89,9 @@ def test_cut_encoded_shard(place):
         open_store(place)
 
 
-@pytest.mark.parametrize("ends", [np.arange(50), np.zeros(50, np.int64), np.arange(49), np.ones(50)])
-def test_ends_that_do_not_fit(place, ends):
-    np.save(place / "ends.npy", ends)
-    with pytest.raises(DataError, match=r"ends.npy does not fit"):
+def test_ends_that_were_changed(place):
+    np.save(place / "ends.npy", np.arange(50))
+    with pytest.raises(DataError, match=r"ends.npy is damaged"):
         open_store(place)
 
 

@@ -4,8 +4,9 @@ import shutil
 import numpy as np
 import pytest
 
+from iddpm.data.checking import check_content
 from iddpm.data.preparing import prepare
-from iddpm.data.store import check_content, is_store, label_of, open_store
+from iddpm.data.store import is_store, label_of, open_store
 from iddpm.runtime.errors import DataError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
@@ -101,7 +102,7 @@ def test_file_cut_in_half(place, name):
 
 def test_tables_that_do_not_fit(place):
     np.save(place / "labels.npy", np.full(40, 4))
-    with pytest.raises(DataError, match=r"labels.npy does not fit"):
+    with pytest.raises(DataError, match=r"labels.npy is damaged"):
         open_store(place)
 
 

@@ -1,5 +1,7 @@
 """What folders and archives share: the order, the parts of a split, classes, and what is left out."""
 
+import errno
+import io
 import os
 import pickle
 import random
@@ -7,14 +9,16 @@ import random
 import numpy as np
 import pytest
 
-from iddpm.data.frame import UnusablePictureError
+from iddpm.data.frame import Frame, UnusablePictureError
 from iddpm.data.listing import LISTED, natural_key
 from iddpm.data.names import Names
+from iddpm.data.sources import folder as folder_module
 from iddpm.data.sources.entries import Entry, gather
 from iddpm.data.sources.folder import folder
 from iddpm.data.sources.members import Member, entries_of, indexed, normal_path
 from iddpm.data.sources.positioned import named_file
-from iddpm.data.sources.roles import folder_roles, shared_folders, side_in
+from iddpm.data.sources.roles import folder_roles, shared_folders
+from iddpm.data.sources.sides import side_in
 from iddpm.runtime.errors import DataError
 
 
@@ -164,12 +168,209 @@ def test_the_fingerprint_changes_with_any_file_and_with_the_labels(tmp_path):
     seen = [listing(tmp_path).fingerprint, listing(tmp_path, "none").fingerprint]
     os.utime(tmp_path / "a/0.png", ns=(1, 1))
     seen.append(listing(tmp_path).fingerprint)
-    tree(tmp_path, "notes.txt")
-    seen.append(listing(tmp_path).fingerprint)
     (tmp_path / "b/1.png").rename(tmp_path / "b/2.png")
     seen.append(listing(tmp_path).fingerprint)
     assert len(set(seen)) == len(seen)
     assert listing(tmp_path).fingerprint == seen[-1]
+
+
+def test_the_fingerprint_does_not_change_with_files_that_are_not_used(tmp_path):
+    before = listing(tree(tmp_path, "a/0.png", "b/1.png")).fingerprint
+    tree(
+        tmp_path,
+        ".DS_Store",
+        "a/Thumbs.db",
+        ".out.preparing/images-00000.bin",
+        "out/store.json",
+        "out/images-00000.webp",
+    )
+    assert listing(tmp_path).fingerprint == before
+
+
+def test_the_fingerprint_tells_copies_of_equal_size_and_time_apart(tmp_path):
+    prints = []
+    for name in ("mnist", "kmnist"):
+        os.utime(tree(tmp_path / name, "0.png") / "0.png", ns=(0, 0))
+        prints.append(listing(tmp_path / name).fingerprint)
+    (tmp_path / "kmnist/0.png").write_bytes(b"y")
+    os.utime(tmp_path / "kmnist/0.png", ns=(0, 0))
+    prints.append(listing(tmp_path / "kmnist").fingerprint)
+    assert len(set(prints)) == 3
+
+
+def test_the_fingerprint_does_not_change_with_the_place(tmp_path):
+    before = listing(tree(tmp_path / "here", "a/0.png")).fingerprint
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert listing(tmp_path / "there").fingerprint == before
+
+
+def test_a_store_that_was_prepared_into_the_source_is_passed_over(tmp_path):
+    found = listing(tree(tmp_path, "0.png", "out/store.json", "out/images-00000.bin", "out/classes/1.png"))
+    assert list(found.names) == ["0.png"]
+    assert reasons(found) == {"out": "a prepared store"}
+
+
+def test_a_folder_of_the_source_goes_by_its_own_name_whatever_links_lead_to_it(tmp_path):
+    tree(tmp_path, "zebra/0.png", "train/cat/1.png", "train/dog/2.png")
+    (tmp_path / "aaa").symlink_to("zebra")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test/cat").symlink_to("../train/cat")
+    found = listing(tmp_path, "none")
+    assert list(found.names) == ["train/cat/1.png", "train/dog/2.png", "zebra/0.png"]
+    elsewhere = "link to a folder that is read elsewhere in the source"
+    assert {name: reason for name, reason in reasons(found).items() if "/" not in name} == {"aaa": elsewhere}
+    assert reasons(found)["test/cat"] == elsewhere
+
+
+def test_a_link_that_leads_out_of_what_is_read_is_followed_once(tmp_path):
+    tree(tmp_path / "outside", "b/0.png")
+    tree(tmp_path / "in", ".objects/c/1.png")
+    for name, to in (("x", "../outside"), ("y", "../outside/b"), ("cat", ".objects/c"), ("dog", ".objects/c")):
+        (tmp_path / "in" / name).symlink_to(to)
+    found = listing(tmp_path / "in")
+    assert list(found.names) == ["cat/1.png", "y/0.png"]
+    already = dict.fromkeys(("dog", "x/b"), "link to a folder read already")
+    assert reasons(found) == already | {".objects": "hidden folder"}
+
+
+def read_error(source, at=0):
+    with pytest.raises((DataError, UnusablePictureError)) as caught:
+        source.read(source.places[at], Frame(size=8))
+    return caught.value
+
+
+def test_a_picture_that_changes_or_goes_after_it_was_listed_ends_the_run(tmp_path):
+    source = folder(tree(tmp_path / "set", "a/0.png", "a/1.png"), "set")
+    (tmp_path / "set/a/0.png").write_bytes(b"other")
+    os.utime(tmp_path / "set/a/1.png", ns=(1, 1))
+    for at in (0, 1):
+        error = read_error(source, at)
+        assert isinstance(error, DataError)
+        assert f"set/a/{at}.png has changed since it was listed" in error.what
+    (tmp_path / "set").rename(tmp_path / "unmounted")
+    error = read_error(source)
+    assert isinstance(error, DataError)
+    assert "No such file or directory: it was listed, and has gone since" in error.what
+    assert "the same command goes on from there" in error.fix
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOTCONN])
+@pytest.mark.parametrize("when", ["opened", "read"])
+def test_a_failing_disk_is_no_damage(tmp_path, monkeypatch, number, when):
+    source = folder(tree(tmp_path, "0.png"), "set")
+
+    class Failing(io.BytesIO):
+        def fileno(self):
+            return self.file.fileno()
+
+        def read(self, *_):
+            raise OSError(number, os.strerror(number))
+
+        def close(self):
+            self.file.close()
+
+    def failing(path, mode):
+        if when == "opened":
+            raise OSError(number, os.strerror(number))
+        file = Failing()
+        file.file = open(path, mode)  # noqa: SIM115
+        return file
+
+    monkeypatch.setattr(folder_module, "open", failing, raising=False)
+    error = read_error(source)
+    assert isinstance(error, DataError)
+    assert os.strerror(number) in error.what
+    assert "the same command goes on from there" in error.fix
+
+
+def test_one_file_without_permission_is_damage(tmp_path, monkeypatch):
+    source = folder(tree(tmp_path, "0.png"), "set")
+
+    def refused(path, mode):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(folder_module, "open", refused, raising=False)
+    error = read_error(source)
+    assert isinstance(error, UnusablePictureError)
+    assert str(error) == "Permission denied"
+
+
+def test_what_a_decoder_says_is_damage(tmp_path):
+    content = b"II*\0\xff\xff\xff\xff" + b"\0" * 40  # a TIFF whose first page lies behind its end
+    tree(tmp_path, "0.png", "1.tif")
+    (tmp_path / "1.tif").write_bytes(content)
+    (tmp_path / "2.png").write_bytes(b"")
+    source = folder(tmp_path, "set")
+    assert [type(read_error(source, at)) for at in range(3)] == [UnusablePictureError] * 3
+    assert str(read_error(source, 2)) == "empty file"
+
+
+def test_a_failing_disk_hides_no_folder_and_no_file(tmp_path, monkeypatch):
+    tree(tmp_path, "0.png")
+    stat = os.stat
+
+    def failing(path, *args, **options):
+        if str(path).endswith("0.png"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", failing)
+    with pytest.raises(DataError, match=r"0\.png: Input/output error"):
+        listing(tmp_path)
+
+
+def test_the_places_of_a_folder_go_to_other_processes(tmp_path):
+    source = folder(tree(tmp_path, "0.png", "1.png", "2.png"), "set")
+    places = pickle.loads(pickle.dumps(source.places[1:3]))
+    assert [path for path, *_ in places] == ["1.png", "2.png"]
+    assert places[0] == source.places[1] == ("1.png", 1, (tmp_path / "1.png").stat().st_mtime_ns)
+
+
+def test_the_places_are_those_of_the_pictures_that_are_used(tmp_path):
+    tree(tmp_path, "0.png", "1.png", "2.png")
+    (tmp_path / "1.png").write_bytes(b"longer")
+    (tmp_path / "labels.csv").write_text("1.png,a\n2.png,b\n")
+    assert [place[:2] for place in folder(tmp_path, "set", "labels.csv").places] == [("1.png", 6), ("2.png", 1)]
+
+
+def test_a_folder_takes_little_memory_for_each_picture(tmp_path):
+    import tracemalloc
+
+    count = 3000
+    for index in range(count):
+        (tmp_path / f"ILSVRC2012_val_{index:08d}.JPEG").touch()
+    listing(tmp_path)
+    tracemalloc.start()
+    found = folder(tmp_path, "set")
+    size, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found.places) == count
+    assert size / count < 100
+    assert peak / count < 240
+
+
+def test_control_characters_of_names_are_not_shown(tmp_path):
+    found = listing(tree(tmp_path, "a\nb\x1b[31m.png", "c\x1b.t\x1bt"))
+    assert list(found.names) == [r"a\nb\x1b[31m.png"]
+    assert reasons(found) == {r"c\x1b.t\x1bt": r"not a picture file (.t\x1bt)"}
+    assert folder(tmp_path, "set").places[0][0] == "a\nb\x1b[31m.png"
+
+
+@pytest.mark.parametrize("path", ["a/" * 100 + "0.png", "a/" * 15_000 + "0.png", "\u00e9" * 2100 + ".png"])
+def test_members_with_endless_paths_are_left_out_and_take_no_memory(path):
+    import tracemalloc
+
+    tracemalloc.start()
+    found = gather(entries_of(indexed([Member(path=path, row=(0,)), Member(path="0.png", row=(1,))], 1)), "")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert list(found.paths) == ["0.png"]
+    assert [each.reason for each in found.ignored.listed] == ["a path of more than 100 parts or 4096 bytes"]
+    assert peak < 1 << 19
+
+
+def test_a_path_of_100_parts_is_used():
+    assert entries("a/" * 99 + "0.png")[0].reason is None
 
 
 def test_the_fingerprint_changes_with_the_table_and_not_with_its_name(tmp_path):
@@ -207,7 +408,7 @@ def test_a_table_that_is_there_is_mentioned_and_not_used(tmp_path):
     assert found.labels is None
     assert found.notes == ("dataset.json may hold labels: --labels dataset.json uses it",)
     used = listing(tmp_path, "dataset.json")
-    assert (used.labels.tolist(), used.classes) == ([6, 0], tuple("0123456"))
+    assert (used.labels.tolist(), used.classes) == ([1, 0], ("0", "6"))
 
 
 def test_pictures_without_a_row_are_left_out_and_idle_rows_told(tmp_path):
@@ -249,8 +450,39 @@ def test_a_file_that_changed_since_it_was_listed_is_not_read(tmp_path):
     (tmp_path / "f").write_bytes(b"one")
     file = named_file(tmp_path / "f")
     (tmp_path / "f").write_bytes(b"other")
-    with pytest.raises(UnusablePictureError, match="changed since"):
+    with pytest.raises(DataError, match="changed since"):
         file.read_at(0, 3)
+
+
+def test_a_file_that_changes_while_it_is_read_or_goes_ends_the_run(tmp_path):
+    (tmp_path / "f").write_bytes(b"one")
+    file = named_file(tmp_path / "f")
+    assert file.read_at(0, 3) == b"one"
+    (tmp_path / "f").write_bytes(b"two")
+    os.utime(tmp_path / "f", ns=(1, 1))
+    with pytest.raises(DataError, match="changed since"):
+        file.read_at(0, 3)
+    (tmp_path / "g").write_bytes(b"one")
+    gone = named_file(tmp_path / "g")
+    (tmp_path / "g").unlink()
+    with pytest.raises(DataError, match=r"g: No such file or directory: it was listed, and has gone since"):
+        gone.read_at(0, 3)
+
+
+def test_too_many_open_files_are_no_damage(tmp_path, monkeypatch):
+    (tmp_path / "f").write_bytes(b"one")
+    file = named_file(tmp_path / "f")
+
+    def full(path, flags):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", full)
+        with pytest.raises(
+            DataError, match=r"Too many open files\nonce it can be read again, the same command goes on"
+        ):
+            file.read_at(0, 3)
+    assert file.read_at(0, 3) == b"one"
 
 
 def test_a_listing_takes_a_few_bytes_for_each_picture():

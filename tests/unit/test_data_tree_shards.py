@@ -108,8 +108,8 @@ def test_the_label_of_a_sample(tmp_path, sample, label):
 
 
 def test_whole_numbers_name_the_classes_as_npz_does(tmp_path):
-    found = listing(shard(tmp_path / "a.tar", *({"png": encoded(), "cls": str(number)} for number in (10, 2))))
-    assert (found.classes, found.labels.tolist()) == (tuple(map(str, range(11))), [10, 2])
+    found = listing(shard(tmp_path / "a.tar", *({"png": encoded(), "cls": str(number)} for number in (2, 0))))
+    assert (found.classes, found.labels.tolist()) == (("0", "1", "2"), [2, 0])
 
 
 def test_samples_without_a_label_leave_all_without_and_that_is_said(tmp_path):
@@ -181,7 +181,28 @@ def test_of_several_pictures_the_plainest_is_taken(tmp_path):
     both = {"webp": encoded(1, "WEBP"), "mask.jpg": encoded(2, "JPEG"), "png": encoded(3), "JPG": encoded(4, "JPEG")}
     other = {"seg.webp": encoded(1, "WEBP"), "image.jpg": encoded(2, "JPEG")}
     path = shard(tmp_path / "a.tar", both, other)
-    assert list(listing(path).names) == ["a.tar/000.JPG", "a.tar/001.image.jpg"]
+    found = listing(path)
+    assert list(found.names) == ["a.tar/000.JPG", "a.tar/001.image.jpg"]
+    left = ("000.mask.jpg", "000.png", "000.webp", "001.seg.webp")
+    assert reasons(found) == {f"a.tar/{name}": "another picture of its sample" for name in left}
+    assert found.ignored.count == 4
+
+
+def test_of_two_pictures_of_one_name_the_last_counts(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, content in (("0.png", encoded(1)), ("0.png", encoded(2)), ("0.cls", b"1")):
+            header = tarfile.TarInfo(name)
+            header.size = len(content)
+            archive.addfile(header, io.BytesIO(content))
+    source = webdataset(tmp_path / "a.tar", "shards")
+    expected = np.asarray(Image.open(io.BytesIO(encoded(2)))).transpose(2, 0, 1)
+    assert np.array_equal(source.read(source.places[0], Frame(size=9)).pixels, expected)
+    assert reasons(source.listing) == {"a.tar/0.png": "a later member has the same name"}
+
+
+def test_classes_can_be_shown(tmp_path):
+    found = listing(shard(tmp_path / "a.tar", {"png": encoded(), "cls": "\x1b[31m"}))
+    assert found.classes == (r"\x1b[31m",)
 
 
 @pytest.mark.parametrize(

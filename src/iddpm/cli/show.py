@@ -71,7 +71,7 @@ def _run_store(arguments: Arguments) -> None:
     print_store(facts)
     print(f"  content {facts['content_hash'][:16]}{', every pixel as prepared' if facts['content_checked'] else ''}")
     if facts["contact_sheet"]:
-        print(f"  pictures: {facts['contact_sheet']}")
+        print(f"  some of the training pictures: {facts['contact_sheet']}")
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,16 +1,18 @@
 """`iddpm show STORE`: what a store holds, where it comes from, and a sheet of its pictures."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from iddpm.data.checking import check_content
 from iddpm.data.loader import fixed_order
 from iddpm.data.preparing import facts_of
-from iddpm.data.store import Store, check_content, open_store
+from iddpm.data.store import Store, open_store
 from iddpm.report.pictures import contact_sheet, grid
 from iddpm.runtime.errors import OutputError
-from iddpm.runtime.files import check_writable
+from iddpm.runtime.files import check_writable, write_bytes
 from iddpm.runtime.telling import SILENT, Listener
 
 __all__ = ["show_store"]
@@ -73,10 +75,9 @@ def _write_sheet(store: Store, given: Path | None, listener: Listener) -> str | 
         picture = contact_sheet(
             _images(store, shown), store.labels[shown], store.classes, per_class=columns, scale=scale
         )
-    try:
-        picture.save(place, "PNG")
-    except OSError as error:
-        raise OutputError(f"cannot write {place}: {error.strerror}", "give another --sheet") from error
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    write_bytes(place, file.getvalue())
     return str(place.resolve())
 
 

@@ -145,7 +145,8 @@ def config_for_store(config: RunConfig, store: Store) -> RunConfig:
     if store.labels is None:
         raise ConfigError(
             f"recipe {config.recipe} is class-conditional, and {config.data.source} has no labels",
-            "give pictures in one sub-folder a class, or switch classes off with --data.classes None",
+            "give pictures in one sub-folder a class, or switch classes off with --data.classes None"
+            + (" --diffusion.label-drop 0" if config.diffusion.label_drop else ""),
         )
     return replace(config, data=replace(data, classes=len(store.classes), class_names=tuple(store.classes)))
 

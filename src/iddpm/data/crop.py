@@ -1,26 +1,28 @@
 """Which part of a picture a network is shown: the centre square, a square drawn anew each time, or all of it.
 
 The first and the last are settled when the store is prepared. A random crop is drawn from a store of larger
-pictures, by the original's rule (guided-diffusion, `random_crop_arr`): the picture is brought to a side drawn from
-`size / max_scale` to `size / min_scale`, each whole number alike, and a square of `size` is cut anywhere from it.
-
-Resampling is exact arithmetic, so that a picture does not depend on its batch or machine: weights are multiples of
-2^-14 and pixels whole numbers, whose sums float32 holds without rounding.
+pictures, by the original's rule (guided-diffusion, `random_crop_arr`) applied to the centre square: that is brought to
+a side drawn from `size / max_scale` to `size / min_scale`, each whole number alike, and a square of `size` is cut
+anywhere from it. At its own side the stored picture is not resampled again.
 """
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Int64, UInt8
+from PIL import Image
 
+from iddpm.data.frame import pixels_of
+from iddpm.runtime.cores import usable_cores
 from iddpm.runtime.errors import ConfigError
 from iddpm.runtime.seeds import Draws, Stream
 
 __all__ = ["CentreCrop", "Crop", "RandomCrop", "WholePicture", "Windows", "draw_windows", "resized", "stored_size"]
 
-UNIT = 1 << 14
+WORTH_THREADS = 1 << 18  # bytes of pixels; fewer are cut before threads have their work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,38 +83,45 @@ def resized(
 ) -> UInt8[np.ndarray, "b c s s"]:
     """Square pictures brought to `size` with a bicubic filter, or the window of each.
 
+    Each picture by itself, so that none depends on its batch; by threads, since resampling releases the interpreter lock.
+
     Args:
         images: The pictures.
         size: Side of the result.
         windows: What to cut from each; None: all of it.
     """
-    count, _, height, _ = images.shape
+    count, channels, height, _ = images.shape
     if windows is None:
         if height == size:
             return images
         windows = Windows(np.full(count, size), np.zeros(count, np.int64), np.zeros(count, np.int64))
-    across, down = (
-        np.stack([_weights(height, int(side))[at : at + size] for side, at in zip(windows.side, corner, strict=True)])
-        for corner in (windows.left, windows.top)
-    )
-    half_way = _levels(images.astype(np.float32) @ across[:, None].transpose(0, 1, 3, 2))
-    return _levels(down[:, None] @ half_way.astype(np.float32))
+    out = np.empty((count, channels, size, size), np.uint8)
+    corners = list(zip(windows.side.tolist(), windows.top.tolist(), windows.left.tolist(), strict=True))
+
+    def fill(row: int) -> None:
+        out[row] = _cut(images[row], size, *corners[row])
+
+    if images.nbytes < WORTH_THREADS:
+        for row in range(count):
+            fill(row)
+    else:
+        list(_pool().map(fill, range(count)))
+    return out
 
 
-def _levels(sums: Float[np.ndarray, "b c h w"]) -> UInt8[np.ndarray, "b c h w"]:
-    return np.floor(sums + 0.5).clip(0, 255).astype(np.uint8)
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(usable_cores(), thread_name_prefix="cropping")
 
 
-@lru_cache(maxsize=1024)
-def _weights(old: int, new: int) -> Float[np.ndarray, "new old"]:
-    """What each of `old` pixels in a line adds to each of `new`: Keys' bicubic (a = -1/2), widened where that shrinks."""
-    scale = old / new
-    wide = max(scale, 1.0)
-    centres = (np.arange(new) + 0.5) * scale
-    distance = np.abs(np.arange(old) + 0.5 - centres[:, None]) / wide
-    near = (1.5 * distance - 2.5) * distance**2 + 1
-    far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
-    weights = np.where(distance < 1, near, np.where(distance < 2, far, 0.0))
-    whole = np.round(weights / weights.sum(1, keepdims=True) * UNIT)
-    whole[np.arange(new), whole.argmax(1)] += UNIT - whole.sum(1)
-    return (whole / UNIT).astype(np.float32)
+def _cut(image: UInt8[np.ndarray, "c h w"], size: int, side: int, top: int, left: int) -> UInt8[np.ndarray, "c s s"]:
+    """The window of one picture; across first, then down (see `iddpm.data.frame.square`)."""
+    height = image.shape[1]
+    if side == height:
+        return image[:, top : top + size, left : left + size]
+    scale = height / side
+    picture = Image.fromarray(image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0)))
+    across = (left * scale, 0, min((left + size) * scale, height), height)
+    picture = picture.resize((size, height), Image.Resampling.BICUBIC, box=across)
+    down = (0, top * scale, size, min((top + size) * scale, height))
+    return pixels_of(picture.resize((size, size), Image.Resampling.BICUBIC, box=down))

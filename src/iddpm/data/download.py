@@ -9,12 +9,13 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from iddpm.data.progress import Tell
 from iddpm.data.receiving import DroppedError, FailedError, receive, size_of
 from iddpm.runtime.errors import DataError, OutputError
 from iddpm.runtime.files import write_text
@@ -22,12 +23,10 @@ from iddpm.runtime.files import write_text
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Remote", "Tell", "fetch"]
+__all__ = ["Remote", "fetch"]
 
 TRIES = 5  # that bring nothing, in a row
 LOOK_AGAIN = 0.2  # seconds between two looks at what another process downloads
-
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)

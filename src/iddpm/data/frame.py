@@ -5,14 +5,19 @@ the size, halve both sides with a BOX filter; then BICUBIC until the shorter sid
 square. Colours are taken as they are stored: an embedded colour profile is not applied.
 """
 
+import errno
+import hashlib
+import math
 from dataclasses import dataclass
 from io import BufferedReader, BytesIO
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageCms, ImageColor
+from PIL import Image, ImageColor
 
-from iddpm.runtime.errors import ConfigError
+from iddpm.data.modes import brought, is_grey
+from iddpm.data.split import digest, new_digest
+from iddpm.runtime.errors import ConfigError, DataError
 
 __all__ = [
     "RULE",
@@ -31,7 +36,12 @@ __all__ = [
 RULE = "shorter side to the size (BOX halvings, then BICUBIC), then the centre square"
 WHOLE = "square pictures whole, to the size (BOX halvings, then BICUBIC); others are left out"
 LONGEST = 1 << 16  # pixels; a long line of a picture is cut before it is enlarged beyond this
+MOST_SIDE = 1 << 20  # pixels; each row costs memory, however few pixels it has
 
+# Those of the file names that are taken. Others could start programs: Pillow hands EPS to Ghostscript.
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF")
+_SIXTEEN_BITS = ("PNG", "PPM")  # what Pillow, or an older one, may open as 32-bit integers
+_REACH = 8  # pixels; more than BICUBIC looks at beside a pixel
 _ORIENTATION_TAG = 0x0112
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -100,11 +110,12 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A picture in its frame, and the sides that it had before."""
+    """A picture in its frame, and the sides that it had before. `origin` stands for what the source has of it."""
 
     pixels: UInt8[np.ndarray, "c h w"]
     width: int
     height: int
+    origin: bytes
 
 
 def from_file(file: BufferedReader | BytesIO, frame: Frame) -> Picture:
@@ -112,8 +123,11 @@ def from_file(file: BufferedReader | BytesIO, frame: Frame) -> Picture:
 
     Raises:
         UnusablePictureError: As for `decode`; not square where the frame takes whole pictures.
+        DataError: The system could not read it, whatever it holds.
     """
-    return _framed(*_decoded(file, frame), frame)
+    origin = hashlib.file_digest(file, new_digest).digest()
+    file.seek(0)
+    return _framed(*_decoded(file, frame), frame, origin)
 
 
 def from_array(array: UInt8[np.ndarray, "h w"] | UInt8[np.ndarray, "h w c"], frame: Frame) -> Picture:
@@ -123,8 +137,9 @@ def from_array(array: UInt8[np.ndarray, "h w"] | UInt8[np.ndarray, "h w c"], fra
         UnusablePictureError: Not square where the frame takes whole pictures.
     """
     grey = array.ndim == 3 and array.shape[2] == 1
-    image = Image.fromarray(np.ascontiguousarray(array[..., 0] if grey else array))
-    return _framed(to_channels(image, frame.channels, frame.background), image.size, frame)
+    pixels = np.ascontiguousarray(array[..., 0] if grey else array)
+    image = Image.fromarray(pixels)
+    return _framed(to_channels(image, frame.channels, frame.background), image.size, frame, digest(pixels.data))
 
 
 def decode(file: BufferedReader | BytesIO, channels: int, background: str = "white") -> Image.Image:
@@ -132,48 +147,67 @@ def decode(file: BufferedReader | BytesIO, channels: int, background: str = "whi
 
     Raises:
         UnusablePictureError: The file is damaged or is not a picture.
-        UnsuitablePictureError: Its mode has no fixed range.
+        UnsuitablePictureError: Its mode has no fixed range, or it is too large.
+        DataError: The system could not read it, whatever it holds.
     """
-    return _decoded(file, Frame(size=1, channels=channels, background=background))[0]
+    frame = Frame(size=1, channels=channels, background=background)
+    return to_channels(_decoded(file, frame)[0], channels)
 
 
 def _decoded(file: BufferedReader | BytesIO, frame: Frame) -> tuple[Image.Image, tuple[int, int]]:
-    """The picture in the frame's channels, and the sides that it had in the file, upright."""
+    """The picture in the frame's channels, or in one where it is grey; the sides that it had in the file, upright."""
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=_FORMATS) as image:
             width, height = image.size
+            if max(width, height) > MOST_SIDE:
+                raise UnsuitablePictureError(f"too large: {width}x{height} pixels, at most {MOST_SIDE} a side")
             if frame.fast_jpeg and image.format == "JPEG":
                 image.draft(image.mode, (2 * frame.size, 2 * frame.size))
             image.load()
             turn = _turn(image)
-            whole = to_channels(image if turn is None else image.transpose(turn), frame.channels, frame.background)
-            return whole, (height, width) if turn in _ON_ITS_SIDE else (width, height)
+            whole = to_channels(image, 1 if is_grey(image) else frame.channels, frame.background)
     except UnusablePictureError:
         raise
     except Image.UnidentifiedImageError as error:
         raise UnusablePictureError("not a picture, or damaged at its start") from error
-    except Exception as error:  # decoders of damaged files raise nearly anything: struct, zlib, Key, Index, Memory...
+    except Image.DecompressionBombError as error:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise UnsuitablePictureError(f"too large: more than {most} pixels") from error
+    except Exception as error:  # decoders of damaged files raise nearly anything: struct, zlib, Key, Index...
+        if _is_the_systems(error):
+            raise _unreadable(file, error) from error
         raise UnusablePictureError(str(error) or type(error).__name__) from error
+    if turn is None:
+        return whole, (width, height)
+    return whole.transpose(turn), (height, width) if turn in _ON_ITS_SIDE else (width, height)
+
+
+def _is_the_systems(error: Exception) -> bool:
+    """Whether the system failed, not the picture. A damaged offset makes the system refuse to go there: EINVAL."""
+    refused = isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
+    return refused or isinstance(error, MemoryError)
+
+
+def _unreadable(file: BufferedReader | BytesIO, error: Exception) -> DataError:
+    name = getattr(file, "name", None)
+    reason = error.strerror if isinstance(error, OSError) else "not enough memory"
+    return DataError(
+        f"{name if isinstance(name, str) else 'a picture'} cannot be read: {reason}",
+        "put that right: the same command goes on from there",
+    )
 
 
 def to_channels(image: Image.Image, channels: int, background: str = "white") -> Image.Image:
     """Bring any mode to L or RGB; the background shows through what is transparent; 16 bits become 8, rounded.
 
     Raises:
-        UnsuitablePictureError: A mode without a fixed range (32-bit floats).
+        UnsuitablePictureError: A mode without a fixed range (32-bit floats or integers).
     """
     if image.mode == "F":
         raise UnsuitablePictureError("32-bit float pixels have no fixed range")
-    if image.mode.startswith("I"):
-        levels = np.asarray(image).astype(np.float64) / 257.0
-        image = Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
-    elif image.mode == "LAB":
-        lab, rgb = (ImageCms.createProfile(space) for space in ("LAB", "sRGB"))
-        image = ImageCms.profileToProfile(image, lab, rgb, outputMode="RGB") or image
-    elif image.has_transparency_data:
-        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, background), image)
-    return image.convert("L" if channels == 1 else "RGB")
+    if image.mode == "I" and image.format not in _SIXTEEN_BITS:
+        raise UnsuitablePictureError("32-bit integer pixels have no fixed range")
+    return brought(image, "L" if channels == 1 else "RGB", background)
 
 
 def square(image: Image.Image, size: int) -> Image.Image:
@@ -183,25 +217,24 @@ def square(image: Image.Image, size: int) -> Image.Image:
     scale = size / min(image.size)
     width, height = round(image.width * scale), round(image.height * scale)
     left, top = (width - size) // 2, (height - size) // 2
+    if max(width, height) > LONGEST:
+        across, down = image.width / width, image.height / height
+        return _enlarged(image, size, (left * across, top * down, (left + size) * across, (top + size) * down))
     # Across first, as the original's Pillow did whatever the shape; cutting the ends off in between changes no pixel.
-    across = image.width / width if width > LONGEST else None
-    image = _stretched(image, (width, image.height), (left, 0, left + size, image.height), across)
-    down = image.height / height if height > LONGEST else None
-    return _stretched(image, (size, height), (0, top, size, top + size), down)
+    image = image.resize((width, image.height), Image.Resampling.BICUBIC).crop((left, 0, left + size, image.height))
+    return image.resize((size, height), Image.Resampling.BICUBIC).crop((0, top, size, top + size))
 
 
-def _stretched(
-    image: Image.Image, sides: tuple[int, int], box: tuple[int, int, int, int], scale: float | None
-) -> Image.Image:
-    """The part in `box` of a picture that is stretched along one axis to `sides`.
-
-    With a scale, that of the axis, only the part is made; its pixels may differ by a level.
-    """
-    if scale is None:
-        return image.resize(sides, Image.Resampling.BICUBIC).crop(box)
-    across, down = (scale, 1) if sides[0] != image.width else (1, scale)
-    part = (box[0] * across, box[1] * down, min(box[2] * across, image.width), min(box[3] * down, image.height))
-    return image.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC, box=part)
+def _enlarged(image: Image.Image, size: int, box: tuple[float, float, float, float]) -> Image.Image:
+    """The part in `box` of a long line, alone; its pixels may differ by a level from the rule's."""
+    left, top = (max(0, math.floor(edge) - _REACH) for edge in box[:2])
+    right = min(image.width, math.ceil(box[2]) + _REACH)
+    bottom = min(image.height, math.ceil(box[3]) + _REACH)
+    # Pillow rounds the box to 32-bit floats, which is too coarse far out in a long line: so it is cut first.
+    near = image.crop((left, top, right, bottom))
+    part = (box[0] - left, box[1] - top, min(box[2] - left, near.width), min(box[3] - top, near.height))
+    near = near.resize((size, near.height), Image.Resampling.BICUBIC, box=(part[0], 0, part[2], near.height))
+    return near.resize((size, size), Image.Resampling.BICUBIC, box=(0, part[1], size, part[3]))
 
 
 def _halved(image: Image.Image) -> Image.Image:
@@ -219,15 +252,17 @@ def pixels_of(image: Image.Image) -> UInt8[np.ndarray, "c h w"]:
     return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
 
 
-def _framed(image: Image.Image, sides: tuple[int, int], frame: Frame) -> Picture:
+def _framed(image: Image.Image, sides: tuple[int, int], frame: Frame, origin: bytes) -> Picture:
     if frame.whole and sides[0] != sides[1]:
         raise UnsuitablePictureError(f"not square: {sides[0]}x{sides[1]}")
-    return Picture(pixels_of(square(image, frame.size)), *sides)
+    return Picture(pixels_of(to_channels(square(image, frame.size), frame.channels)), *sides, origin)
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
     """What makes a picture stand upright. A damaged EXIF tag counts as none: the picture itself is whole."""
     try:
         return _TURNS.get(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception:  # the EXIF parser raises nearly anything on damaged tags
+    except Exception as error:  # the EXIF parser raises nearly anything on damaged tags
+        if _is_the_systems(error):
+            raise
         return None

@@ -1,10 +1,10 @@
-"""Millions of short texts in little memory: one block of bytes and where each text ends."""
+"""Names: as they are shown, and millions of them in little memory, in one block of bytes."""
 
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import overload
 
-__all__ = ["Names"]
+__all__ = ["Names", "one_line", "printable", "printable_names"]
 
 
 class Names(Sequence[str]):
@@ -47,3 +47,26 @@ class Names(Sequence[str]):
 
     def _text(self, index: int) -> str:
         return self._block[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
+
+
+def printable(text: str) -> str:
+    """A text of one line that can be shown on a terminal and written as UTF-8, whatever a file's name holds."""
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def printable_names(names: Names) -> Names:
+    """Names as they can be shown; the same object where that changes none."""
+    return names if all(map(str.isprintable, names)) else Names(map(printable, names))
+
+
+def one_line(text: object, most: int = 120) -> str:
+    """The start of a text, to be shown in a message."""
+    return printable(" ".join(str(text).split()))[:most]
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    if "\udc80" <= character <= "\udcff":  # a byte that is not UTF-8, as the system gives it
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()

@@ -1,8 +1,10 @@
 """A source by its name or path: which kind it is, and its listing. No picture is read."""
 
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from iddpm.data.known_sets import KNOWN, fetch_known
@@ -26,11 +28,12 @@ from iddpm.data.store import is_store
 from iddpm.runtime.errors import ConfigError, DataError
 from iddpm.runtime.telling import SILENT, Listener
 
-__all__ = ["BUILT_IN", "NAMES", "open_source"]
+__all__ = ["NAMES", "open_source", "quick_state"]
 
 BUILT_IN = ("avatars", "avatars-all", "digits", "emoji")
 NAMES = (*BUILT_IN, *KNOWN)
 HUB = "hf:"
+FEW = 32  # files of a source whose state is looked at before it is opened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +118,23 @@ def open_source(
     return _at_path(asked)
 
 
+def quick_state(source: str, downloads: Path) -> list[object] | None:
+    """What stands for the state of a source that is one file, or a folder of a few, without opening it; else None.
+
+    Opening some of these means unpacking them.
+    """
+    path = downloads / source if source in KNOWN else Path(source)
+    try:
+        files = [path] if path.is_file() else sorted(islice(path.iterdir(), FEW + 1))
+        states = [(file.name, file.stat()) for file in files]
+    except OSError:
+        return None
+    if not states or len(states) > FEW or not all(stat.S_ISREG(state.st_mode) for _, state in states):
+        return None
+    real = os.path.realpath(path)
+    return [real, *([name, state.st_size, state.st_mtime_ns, state.st_ctime_ns] for name, state in states)]
+
+
 def _built_in(name: str, count: int | None) -> Source:
     if name == "digits":
         return digits()
@@ -146,6 +166,10 @@ def _at_path(asked: _Asked) -> Source:
         raise DataError(f"{asked.given}: no such file or folder", f"allowed: a path, or one of {', '.join(NAMES)}")
     if is_store(asked.given):
         raise DataError(f"{asked.given} is a prepared store already", "use it as it is, or prepare its source again")
+    try:
+        os.close(os.open(asked.given, os.O_RDONLY))
+    except OSError as error:
+        raise DataError(f"{asked.given} cannot be read: {error.strerror}", "check its permissions") from error
     for is_of_kind, opened in _FOLDERS if os.path.isdir(asked.given) else _FILES:
         if is_of_kind(asked.path):
             return opened(asked)

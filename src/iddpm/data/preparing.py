@@ -1,10 +1,9 @@
 """From any source of pictures to a store: `prepare` reads it and writes the store, whole or not at all."""
 
-import contextlib
+import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,12 @@ from typing import Any
 from iddpm.data.frame import Frame
 from iddpm.data.listing import Source, Tally, fingerprint
 from iddpm.data.opening import open_source
-from iddpm.data.shards import Layout
-from iddpm.data.store import HEADER, SCHEMA, Store, is_store, open_store
+from iddpm.data.shards import MOST_ENCODED_SIDE, Layout
+from iddpm.data.store import HEADER, SCHEMA, Store, is_store, is_store_file, open_store
+from iddpm.data.tables import NothingUsableError
 from iddpm.data.writing import write_store
-from iddpm.runtime.errors import ConfigError, DataError, OutputError
-from iddpm.runtime.files import check_writable, held, publish_folder
+from iddpm.runtime.errors import ConfigError, OutputError
+from iddpm.runtime.files import check_writable, locked, publish_folder
 from iddpm.runtime.telling import SILENT, Listener
 
 __all__ = ["ENCODE_ABOVE_BYTES", "Prepared", "facts_of", "prepare", "store_source"]
@@ -30,7 +30,7 @@ class Prepared:
 
     Attributes:
         store: The store, opened; `store.provenance` says what was found, used and left out.
-        already: The same content lay there before: nothing was changed.
+        already: The same content lay there before: no picture was changed.
         resumed_at: How many pictures an earlier attempt that was cut short had read.
         seconds: How long it took.
     """
@@ -137,81 +137,103 @@ def store_source(
 ) -> Prepared:
     """The same for a source that is opened already."""
     started = time.perf_counter()
+    _leave_a_starting_worker()
     if workers is not None and workers < 1:
         raise ConfigError(f"workers {workers}", "allowed: 1 or more")
-    out = Path(out)
-    _check_place(out, frame)
+    out = Path(out).resolve()
     layout = _layout(source, frame, encode_above_bytes)
     request = fingerprint(SCHEMA, source.listing.fingerprint, asdict(frame), asdict(layout))
-    with _work_folder(out, listener) as folder:
-        there = _store_at(out, frame)  # another process may have made it by now
-        resumed_at = 0
-        if there is None or there.provenance.fingerprint != request:
-            content_hash, resumed_at = write_store(
-                folder, source, frame, layout, request, workers=workers, listener=listener
-            )
-            if there is not None and there.content_hash != content_hash:
-                raise _taken(out, f"other content, from {there.provenance.source}")
-            publish_folder(folder, out)
+    there, resumed_at = _store_at(out, frame), 0
+    if there is None or there.provenance.fingerprint != request:
+        check_writable(out.parent)
+        with locked(out.parent / f".{out.name}.lock", lambda: listener.say(f"waiting: another process prepares {out}")):
+            there = _store_at(out, frame)
+            if there is None or there.provenance.fingerprint != request:
+                resumed_at = _made(source, frame, layout, request, there, out, workers, listener)
     seconds = time.perf_counter() - started
     return Prepared(store=open_store(out), already=there is not None, resumed_at=resumed_at, seconds=seconds)
 
 
-def _check_place(out: Path, frame: Frame) -> None:
-    """Find out before any work whether a store of this frame can be put at a place."""
-    _store_at(out, frame)
-    check_writable(out.parent)
+def _made(
+    source: Source,
+    frame: Frame,
+    layout: Layout,
+    request: str,
+    there: Store | None,
+    out: Path,
+    workers: int | None,
+    listener: Listener,
+) -> int:
+    """Write the store; how many pictures had been read before.
 
-
-def _layout(source: Source, frame: Frame, encode_above_bytes: int) -> Layout:
-    shape = (frame.channels, frame.size, frame.size)
-    count = len(source.places)
-    raw = count * frame.channels * frame.size**2 <= encode_above_bytes
-    return Layout.of(shape, count, "raw" if raw else "webp")
-
-
-@contextlib.contextmanager
-def _work_folder(out: Path, listener: Listener) -> Iterator[Path]:
-    """A hidden folder beside `out`, this process's alone.
-
-    What is left there when the work is cut short, the next attempt goes on with. It goes where the source or the
-    place turns out to be unusable.
+    It grows in a hidden folder beside its place. What is left there when the work is cut short, the next attempt goes
+    on with; the folder goes where no store can come of it.
     """
     folder = out.parent / f".{out.name}.preparing"
-    handle = _hold(folder, listener)
+    folder.mkdir(exist_ok=True)
+    _check_room(folder, len(source.places), layout)
     try:
-        yield folder
-    except (DataError, ConfigError, _TakenError):
+        content_hash, resumed_at = write_store(
+            folder, source, frame, layout, request, workers=workers, listener=listener
+        )
+    except NothingUsableError:
         shutil.rmtree(folder)
         raise
     except KeyboardInterrupt:
         listener.say(f"stopped; the same command goes on with what is in {folder}")
         raise
-    finally:
-        with contextlib.suppress(OSError):  # renamed, or not empty
-            folder.rmdir()
-        if handle is not None:
-            os.close(handle)
+    if there is None:
+        publish_folder(folder, out)
+    elif there.content_hash != content_hash:
+        shutil.rmtree(folder)
+        raise _taken(out, f"other content, from {there.provenance.source}")
+    else:
+        _renew(folder, there, layout, out)
+    return resumed_at
 
 
-def _hold(folder: Path, listener: Listener) -> int | None:
-    """Make the folder and take it for this process; where another has it, wait until that has ended."""
-    while True:
-        folder.mkdir(exist_ok=True)
-        if os.name != "posix":  # elsewhere a folder cannot be locked
-            return None
-        handle = os.open(folder, os.O_RDONLY)
-        if not held(handle):
-            listener.say(f"another process is preparing {folder.name}: waiting for it")
-            held(handle, wait=True)
-        with contextlib.suppress(FileNotFoundError):  # the other has finished, and given it its name
-            if os.path.samestat(os.fstat(handle), os.stat(folder)):
-                return handle
-        os.close(handle)
+def _check_room(folder: Path, count: int, layout: Layout) -> None:
+    """Find out before any work that raw shards do not fit; how small encoded ones get is not known before."""
+    if layout.encoding != "raw":
+        return
+    there = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    needed, free = count * layout.picture_bytes, shutil.disk_usage(folder).free + there
+    if needed > free:
+        raise OutputError(
+            f"{folder.parent}: a store of {count} pictures needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+            "free some room, choose another place, or have it encoded with --encode-above-gb 0",
+        )
 
 
-class _TakenError(OutputError):
-    """The place holds another store."""
+def _renew(folder: Path, there: Store, layout: Layout, out: Path) -> None:
+    """Let a store say that its pictures come from the source as it is now. What else lies in its folder stays."""
+    if there.layout == layout:
+        os.replace(folder / HEADER, out / HEADER)
+        shutil.rmtree(folder)
+        return
+    for path in out.iterdir():
+        if not is_store_file(path.name):
+            os.replace(path, folder / path.name)
+    publish_folder(folder, out)
+
+
+def _leave_a_starting_worker() -> None:
+    """End a process that was started to read pictures and, for want of a guard, runs the script that started it."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit("a script that prepares pictures by processes needs `if __name__ == '__main__'`")
+
+
+def _check_place(out: Path, frame: Frame) -> None:
+    """Find out before any work whether a store of this frame can be put at a place."""
+    _store_at(out.resolve(), frame)
+    check_writable(out.resolve().parent)
+
+
+def _layout(source: Source, frame: Frame, encode_above_bytes: int) -> Layout:
+    shape = (frame.channels, frame.size, frame.size)
+    count = len(source.places)
+    raw = count * frame.channels * frame.size**2 <= encode_above_bytes or frame.size > MOST_ENCODED_SIDE
+    return Layout.of(shape, count, "raw" if raw else "webp")
 
 
 def _store_at(out: Path, frame: Frame) -> Store | None:
@@ -221,6 +243,8 @@ def _store_at(out: Path, frame: Frame) -> Store | None:
         if (there.size, there.channels) != (frame.size, frame.channels):
             raise _taken(out, f"{there.channels} channels at size {there.size}")
         return there
+    if os.path.ismount(out):
+        raise OutputError(f"{out} is a mount point: it cannot be given its content in one go", "give a folder in it")
     if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
         raise OutputError(
             f"{out} is there already and is not a store (no {HEADER})", "choose another place, or remove it"
@@ -228,8 +252,8 @@ def _store_at(out: Path, frame: Frame) -> Store | None:
     return None
 
 
-def _taken(out: Path, what: str) -> _TakenError:
-    return _TakenError(f"{out} holds a store of {what}", "choose another place, or remove that one first")
+def _taken(out: Path, what: str) -> OutputError:
+    return OutputError(f"{out} holds a store of {what}", "choose another place, or remove that one first")
 
 
 def _told(tally: Tally) -> dict[str, Any]:

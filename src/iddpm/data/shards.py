@@ -9,6 +9,7 @@ Every shard but the last holds the same number of pictures.
 
 import io
 import mmap
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,11 +24,22 @@ from PIL import Image
 from iddpm.runtime.cores import usable_cores
 from iddpm.runtime.errors import DataError
 
-__all__ = ["ENDS", "Encoding", "Layout", "Pictures", "decoded", "encoded", "open_pictures"]
+__all__ = [
+    "ENDS",
+    "MOST_ENCODED_SIDE",
+    "Encoding",
+    "Layout",
+    "Pictures",
+    "decoded",
+    "encoded",
+    "is_shard",
+    "open_pictures",
+]
 
 ENDS = "ends.npy"
 SHARD_BYTES = 1 << 30
 MOST_SHARDS = 256
+MOST_ENCODED_SIDE = 16383  # pixels; WebP has no larger pictures
 SUFFIX = {"raw": "bin", "webp": "webp"}
 WORTH_THREADS = 1 << 18  # bytes of pixels; fewer are decoded before threads have their work
 
@@ -69,6 +81,11 @@ class Layout:
         return [self.per_shard] * full + [rest] * (rest > 0)
 
 
+def is_shard(name: str) -> bool:
+    """Whether a name is one that a shard's file has, in any layout."""
+    return re.fullmatch(r"images-[0-9]{5}\.(bin|webp)", name) is not None
+
+
 @runtime_checkable
 class Pictures(Protocol):
     """The pictures of a store, whatever their files are. Safe to use from several threads."""
@@ -88,7 +105,7 @@ def open_pictures(folder: Path, layout: Layout, count: int) -> Pictures:
     if layout.encoding == "raw":
         sizes = [number * layout.picture_bytes for number in held]
         return _Raw(layout, [_mapped(folder / layout.file(shard), size) for shard, size in enumerate(sizes)])
-    ends = _read_ends(folder / ENDS, layout, count)
+    ends = _read_ends(folder / ENDS)
     sizes = [int(ends[min((shard + 1) * layout.per_shard, count) - 1]) for shard in range(len(held))]
     return _Encoded(layout, [_mapped(folder / layout.file(shard), size) for shard, size in enumerate(sizes)], ends)
 
@@ -109,7 +126,7 @@ def decoded(content: bytes | memoryview, channels: int) -> UInt8[np.ndarray, "c 
         DataError: The bytes are damaged.
     """
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=("WEBP",)) as image:
             return np.asarray(image.convert("RGB")).transpose(2, 0, 1)[:channels]
     except Exception as error:  # decoders of damaged files raise nearly anything
         raise DataError(f"a picture in the store is damaged: {error}", "prepare the source again") from error
@@ -184,21 +201,18 @@ def _mapped(path: Path, expected: int) -> mmap.mmap:
             if size == expected:
                 return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}", "remove it and prepare the source again") from error
+        cure = (
+            "check its permissions" if isinstance(error, PermissionError) else "remove it and prepare the source again"
+        )
+        raise DataError(f"{path} cannot be read: {error.strerror}", cure) from error
     raise DataError(
         f"{path} is cut or overwritten: {size} bytes, expected {expected}", "remove it and prepare the source again"
     )
 
 
-def _read_ends(path: Path, layout: Layout, count: int) -> Int64[np.ndarray, "n"]:
-    """Where each picture ends within its shard: rising within each."""
-    again = "remove it and prepare the source again"
+def _read_ends(path: Path) -> Int64[np.ndarray, "n"]:
+    """Where each picture ends within its shard."""
     try:
-        ends = np.load(path, allow_pickle=False, mmap_mode="r")
+        return np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} is missing or damaged", again) from error
-    fits = ends.dtype == np.int64 and ends.shape == (count,)
-    firsts = np.arange(count) % layout.per_shard == 0
-    if not fits or (np.diff(ends, prepend=0)[~firsts] <= 0).any() or (ends[firsts] <= 0).any():
-        raise DataError(f"{path} does not fit the store", again)
-    return ends
+        raise DataError(f"{path} is missing or damaged", "remove it and prepare the source again") from error

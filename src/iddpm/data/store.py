@@ -11,7 +11,6 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,19 +20,18 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from iddpm.data.listing import Provenance
-from iddpm.data.shards import Encoding, Layout, Pictures, open_pictures
-from iddpm.data.split import digest
+from iddpm.data.shards import ENDS, Encoding, Layout, Pictures, is_shard, open_pictures
 from iddpm.runtime.errors import DataError
-from iddpm.runtime.files import write_json
+from iddpm.runtime.files import sha256_of, sync_file, write_json
 
 __all__ = [
     "HEADER",
     "SCHEMA",
     "Split",
     "Store",
-    "check_content",
     "content_hash",
     "is_store",
+    "is_store_file",
     "label_of",
     "open_store",
     "write_tables",
@@ -43,7 +41,7 @@ FORMAT = "iddpm store"
 SCHEMA = 2
 CONTENT = 1  # of the content hash: what it covers does not depend on how the files are laid out
 HEADER, LABELS, HELD_OUT = "store.json", "labels.npy", "held_out.npy"
-CHECKED_AT_ONCE = 1 << 26  # bytes of pixels
+TABLES = (HELD_OUT, LABELS, ENDS)
 
 Split = Literal["train", "held_out", "all"]
 
@@ -57,6 +55,7 @@ class _Header:
     count: int
     encoding: Encoding
     per_shard: int
+    tables: dict[str, str]  # the SHA-256 of each file beside the shards
     labelled: bool
     classes: tuple[str, ...]
     held_out: int
@@ -72,7 +71,7 @@ class Store:
         path: The folder it was opened from; nothing else depends on it.
         count: The number of pictures, held-out ones included.
         pictures: Where `read` gets them.
-        encoding: "raw", or "webp" for losslessly encoded ones.
+        layout: How they lie in files.
         labels: Class index of each picture, or None.
         classes: Class names; a label is an index into them. Empty without labels.
         content_hash: Stands for the pixels, labels, class names and split, wherever the folder lies.
@@ -83,7 +82,7 @@ class Store:
     path: Path
     count: int
     pictures: Pictures
-    encoding: Encoding
+    layout: Layout
     labels: Int64[np.ndarray, "n"] | None
     classes: tuple[str, ...]
     size: int
@@ -96,6 +95,11 @@ class Store:
     def __len__(self) -> int:
         """The number of pictures, held-out ones included."""
         return self.count
+
+    @property
+    def encoding(self) -> Encoding:
+        """How the pictures are stored: "raw", or "webp" for losslessly encoded ones."""
+        return self.layout.encoding
 
     @property
     def raw_bytes(self) -> int:
@@ -117,6 +121,11 @@ class Store:
         return self.train if split == "train" else self.held_out
 
 
+def is_store_file(name: str) -> bool:
+    """Whether a name is one that a store gives to its files."""
+    return name in (HEADER, *TABLES) or is_shard(name)
+
+
 def is_store(path: Path | str) -> bool:
     """Whether a folder says that it is a store (it may still be damaged)."""
     return os.path.isfile(os.path.join(path, HEADER))
@@ -136,15 +145,17 @@ def open_store(path: Path | str, *, size: int | None = None, channels: int | Non
     path = Path(path)
     header = _read_header(path)
     _check_asked(path, header, size, channels)
+    for name, expected in header.tables.items():
+        _check_table(path / name, expected)
     shape = (header.channels, header.size, header.size)
     layout = Layout(shape=shape, encoding=header.encoding, per_shard=header.per_shard)
-    held_out = _read_indices(path / HELD_OUT, header.held_out, header.count)
-    labels = _read_indices(path / LABELS, header.count, len(header.classes)) if header.labelled else None
+    held_out = _read_indices(path / HELD_OUT)
+    labels = _read_indices(path / LABELS) if header.labelled else None
     return Store(
         path=path,
         count=header.count,
         pictures=open_pictures(path, layout, header.count),
-        encoding=header.encoding,
+        layout=layout,
         labels=labels,
         classes=header.classes,
         size=header.size,
@@ -166,10 +177,13 @@ def write_tables(
     held_out: Int64[np.ndarray, "v"],
     provenance: Provenance,
 ) -> str:
-    """Write all of a store but its pictures into a folder; the content hash comes back."""
+    """Write all of a store but its pictures into a folder, the header last; the content hash comes back."""
     np.save(folder / HELD_OUT, held_out.astype(np.int64))
     if labels is not None:
         np.save(folder / LABELS, labels.astype(np.int64))
+    tables = [name for name in TABLES if (folder / name).is_file()]
+    for name in tables:
+        sync_file(folder / name)
     header = _Header(
         format=FORMAT,
         schema=SCHEMA,
@@ -178,6 +192,7 @@ def write_tables(
         count=len(digests),
         encoding=layout.encoding,
         per_shard=layout.per_shard,
+        tables={name: sha256_of(folder / name) for name in tables},
         labelled=labels is not None,
         classes=classes,
         held_out=len(held_out),
@@ -204,29 +219,6 @@ def content_hash(
     for part in parts:
         whole.update(len(part).to_bytes(8, "little") + part)
     return whole.hexdigest()
-
-
-def check_content(store: Store, progress: Callable[[int, int], None] | None = None) -> None:
-    """Read every pixel and compare with the content hash.
-
-    Args:
-        store: The store.
-        progress: Called with (pictures read, pictures).
-
-    Raises:
-        DataError: The pixels, labels or split are not those that were prepared.
-    """
-    digests = bytearray()
-    at_once = max(1, CHECKED_AT_ONCE * store.count // store.raw_bytes)
-    for start in range(0, store.count, at_once):
-        for picture in store.read(slice(start, start + at_once)):
-            digests += digest(picture.tobytes())
-        if progress is not None:
-            progress(len(digests) // 16, store.count)
-    found = np.frombuffer(digests, "S16")
-    shape = (store.channels, store.size)
-    if content_hash(shape, found, store.labels, store.classes, store.held_out) != store.content_hash:
-        raise DataError(f"{store.path}: the content differs from what was prepared", "prepare it again")
 
 
 def label_of(classes: tuple[str, ...], name: str) -> int:
@@ -256,7 +248,10 @@ def _read_header(path: Path) -> _Header:
             raise DataError(f"{path / HEADER} is not of a store", again)
         if fields["schema"] != SCHEMA:
             raise DataError(f"{path}: store schema {fields['schema']}, this version reads {SCHEMA}", again)
-        return cattrs.structure(fields, _Header)
+        header = cattrs.structure(fields, _Header)
+        if min(header.size, header.channels, header.count, header.per_shard) < 1:
+            raise ValueError("a number below 1")
+        return header
     except (ValueError, KeyError, TypeError, cattrs.BaseValidationError) as error:
         raise DataError(f"{path / HEADER} is damaged", again) from error
     except OSError as error:
@@ -272,13 +267,17 @@ def _check_asked(path: Path, header: _Header, size: int | None, channels: int | 
             )
 
 
-def _read_indices(path: Path, count: int, below: int) -> Int64[np.ndarray, "k"]:
-    """An int64 array of `count` numbers in [0, below)."""
+def _check_table(path: Path, expected: str) -> None:
+    again = "remove it and prepare the source again"
     try:
-        values = np.load(path, allow_pickle=False)
+        if sha256_of(path) != expected:
+            raise DataError(f"{path} is damaged: its content is not what was written", again)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", again) from error
+
+
+def _read_indices(path: Path) -> Int64[np.ndarray, "k"]:
+    try:
+        return np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} is missing or damaged", "remove it and prepare the source again") from error
-    fits = values.dtype == np.int64 and values.shape == (count,)
-    if not fits or (count and (values.min() < 0 or values.max() >= below)):
-        raise DataError(f"{path} does not fit the store", "remove it and prepare the source again")
-    return values

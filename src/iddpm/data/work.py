@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from iddpm.data.frame import Frame, UnsuitablePictureError, UnusablePictureError
-from iddpm.data.listing import Damaged, LeftOut, Pool, Reader, Source
+from iddpm.data.listing import Damaged, LeftOut, Reader, Source
 from iddpm.data.shards import Encoding, encoded
 from iddpm.data.split import digest
 from iddpm.runtime.cores import usable_cores
@@ -20,10 +20,12 @@ from iddpm.runtime.errors import DataError
 
 __all__ = ["Done", "outcomes"]
 
-CHUNK = 16
+CHUNK = 16  # pictures, at most, that a worker is handed at once
+CHUNK_BYTES = 1 << 22  # of their pixels in the frame, about
 AHEAD = 4  # chunks in flight for each worker
 MOST_THREADS = 8  # that decode at the same time before they wait for the interpreter lock
-WORTH_PROCESSES = 400  # fewer pictures are read before two processes have started
+WORTH_PROCESSES = 400  # fewer drawn pictures are ready before two processes have started
+MANY = 4000  # the same for pictures that are decoded
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,12 +35,14 @@ class Done:
     Attributes:
         content: Its pixels as they are stored.
         digest: Stands for its pixels (`iddpm.data.split.digest`).
+        origin: The same for what the source has of it.
         cropped: It was not square.
         enlarged: Its shorter side was below the size.
     """
 
     content: bytes
     digest: bytes
+    origin: bytes
     cropped: bool
     enlarged: bool
 
@@ -56,49 +60,78 @@ def outcomes(
         workers: How many at a time; None takes all usable cores. The result does not depend on it.
 
     Raises:
-        DataError: A worker process died.
+        DataError: A worker process died, or the source fails.
     """
-    count = len(source.places) - start
     workers = workers or usable_cores()
+    jobs = _Jobs(source, frame, encoding)
+    count = len(source.places) - start
     with warnings.catch_warnings():
         _silence_decoders()
         if workers == 1 or count <= CHUNK or (source.pool == "processes" and count < WORTH_PROCESSES):
-            for job in _jobs(source, frame, encoding, start):
+            for job in jobs.chunks(start):
                 yield from _work(*job)
+        elif source.pool == "threads" or (source.pool == "either" and (workers <= MOST_THREADS or count < MANY)):
+            yield from _in_pool(jobs, start, workers, _threads(workers))
         else:
-            yield from _in_pool(source, frame, encoding, start, workers)
+            yield from _in_processes(jobs, start, workers)
 
 
-def _jobs(source: Source, frame: Frame, encoding: Encoding, start: int) -> Iterator[tuple[Any, ...]]:
-    """The arguments of `_work` for each chunk."""
-    for at in range(start, len(source.places), CHUNK):
-        part = slice(at, at + CHUNK)
-        yield source.read, source.places[part], source.listing.names[part], frame, encoding
+@dataclass(frozen=True)
+class _Jobs:
+    """What is to be done with the pictures of a source, in chunks."""
+
+    source: Source
+    frame: Frame
+    encoding: Encoding
+
+    @property
+    def chunk(self) -> int:
+        """Pictures in a chunk."""
+        return max(1, min(CHUNK, CHUNK_BYTES // (self.frame.channels * self.frame.size**2)))
+
+    def chunks(self, start: int) -> Iterator[tuple[Any, ...]]:
+        """The arguments of `_work`, chunk by chunk."""
+        for at in range(start, len(self.source.places), self.chunk):
+            part = slice(at, at + self.chunk)
+            yield self.source.read, self.source.places[part], self.source.listing.names[part], self.frame, self.encoding
 
 
-def _in_pool(source: Source, frame: Frame, encoding: Encoding, start: int, workers: int) -> Iterator[Done | LeftOut]:
-    jobs = _jobs(source, frame, encoding, start)
-    pool = _pool(source.pool, workers)
+def _in_processes(jobs: _Jobs, start: int, workers: int) -> Iterator[Done | LeftOut]:
+    """Processes read; where none can be started, and threads may as well, threads do."""
+    done = 0
+    try:
+        for outcome in _in_pool(jobs, start, workers, _processes(workers)):
+            done += 1
+            yield outcome
+    except BrokenProcessPool as error:
+        if done == 0 and jobs.source.pool == "either":
+            yield from _in_pool(jobs, start, workers, _threads(workers))
+            return
+        raise DataError(
+            f"{jobs.source.listing.source}: a process that prepares pictures died, perhaps for want of memory",
+            "the same command goes on from there; --workers 1 needs the least memory (a script that starts this needs `if __name__ == '__main__'`)",
+        ) from error
+
+
+def _in_pool(jobs: _Jobs, start: int, workers: int, pool: Executor) -> Iterator[Done | LeftOut]:
+    chunks = jobs.chunks(start)
     pending: deque[Future[list[Done | LeftOut]]] = deque()
     try:
-        pending.extend(pool.submit(_work, *job) for job in islice(jobs, AHEAD * workers))
+        pending.extend(pool.submit(_work, *job) for job in islice(chunks, AHEAD * workers))
         while pending:
             done = pending.popleft().result()
-            pending.extend(pool.submit(_work, *job) for job in islice(jobs, 1))
+            pending.extend(pool.submit(_work, *job) for job in islice(chunks, 1))
             yield from done
-    except BrokenProcessPool as error:
-        raise DataError(
-            f"{source.listing.source}: a process that prepares pictures died",
-            "one process may do: use 1 worker (a script that starts this needs `if __name__ == '__main__'`)",
-        ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _pool(kind: Pool, workers: int) -> Executor:
-    if kind == "processes" or (kind == "either" and workers > MOST_THREADS):
-        return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_process)
+def _threads(workers: int) -> Executor:
     return ThreadPoolExecutor(workers, thread_name_prefix="pictures")
+
+
+def _processes(workers: int) -> Executor:
+    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start_process)
 
 
 def _start_process() -> None:
@@ -128,6 +161,7 @@ def _outcome(read: Reader, place: Any, name: str, frame: Frame, encoding: Encodi
     return Done(
         content=raw if encoding == "raw" else encoded(picture.pixels),
         digest=digest(raw),
+        origin=picture.origin,
         cropped=picture.width != picture.height,
         enlarged=min(picture.width, picture.height) < frame.size,
     )

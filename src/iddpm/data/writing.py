@@ -19,7 +19,8 @@ import numpy as np
 from iddpm.data.frame import Frame
 from iddpm.data.listing import Damaged, LeftOut, Source, Tally
 from iddpm.data.shards import ENDS, Layout
-from iddpm.data.tables import Written, write_rest
+from iddpm.data.store import is_store, open_store
+from iddpm.data.tables import NothingUsableError, Written, write_rest
 from iddpm.data.work import Done, outcomes
 from iddpm.runtime.errors import DataError, OutputError
 from iddpm.runtime.files import sync_file, write_json
@@ -28,8 +29,8 @@ from iddpm.runtime.telling import SILENT, Listener
 __all__ = ["write_store"]
 
 PROGRESS = "progress.json"
-DIGESTS, KEPT, ENDS_PART = "digests.part", "kept.part", "ends.part"
-PART_ITEM_BYTES = {DIGESTS: 16, KEPT: 8, ENDS_PART: 8}
+DIGESTS, ORIGINS, KEPT, ENDS_PART = "digests.part", "origins.part", "kept.part", "ends.part"
+PART_ITEM_BYTES = {DIGESTS: 16, ORIGINS: 16, KEPT: 8, ENDS_PART: 8}
 COMMIT_BYTES, COMMIT_SECONDS = 1 << 28, 10.0
 
 
@@ -72,9 +73,12 @@ def write_store(
         The content hash, and how many pictures of the listing had been read before.
 
     Raises:
-        DataError: No picture can be used, or none is left to train on.
+        NothingUsableError: No picture can be used, or none is left to train on.
+        DataError: The source fails.
         OutputError: The disk is full or fails.
     """
+    if (content_hash := _finished(folder, request)) is not None:
+        return content_hash, len(source.places)
     done = _progress_of(folder, layout, request)
     before = done.read
     total = len(source.places)
@@ -87,14 +91,16 @@ def write_store(
                 listener.progress("preparing", done.read, total, "pictures")
         if not done.used:
             first = (*done.damaged.listed, *done.unsuitable.listed)[0]
-            raise DataError(
+            raise NothingUsableError(
                 f"{source.listing.source}: none of {total} pictures can be used; {first.name}: {first.reason}",
                 "give a source with pictures that open",
             )
-        return write_rest(folder, source.listing, _take_in(folder, done, layout), frame, layout, request), before
+        content_hash = write_rest(folder, source.listing, _take_in(folder, done, layout), frame, layout, request)
+        _remove_parts(folder)
+        return content_hash, before
     except OSError as error:
         raise OutputError(
-            f"cannot write the store: {error.strerror}", "free some room: the same command goes on from there"
+            f"cannot write in {folder}: {error.strerror}", "free some room: the same command goes on from there"
         ) from error
 
 
@@ -140,6 +146,7 @@ class _Writer:
         self._shard.write(picture.content)
         done.shard_bytes[-1] += len(picture.content)
         self._parts[DIGESTS].write(picture.digest)
+        self._parts[ORIGINS].write(picture.origin)
         self._parts[KEPT].write(done.read.to_bytes(8, "little"))
         if ENDS_PART in self._parts:
             self._parts[ENDS_PART].write(done.shard_bytes[-1].to_bytes(8, "little"))
@@ -197,17 +204,35 @@ def _is_whole(folder: Path, layout: Layout, done: _Progress) -> bool:
 
 
 def _take_in(folder: Path, done: _Progress, layout: Layout) -> Written:
-    """What is known of the pictures in the shards; the files that held it for a next writer go."""
-    written = Written(
+    """What is known of the pictures in the shards."""
+    if layout.encoding != "raw":
+        np.save(folder / ENDS, np.fromfile(folder / ENDS_PART, "<i8"))
+    return Written(
         digests=np.fromfile(folder / DIGESTS, "S16"),
+        origins=np.fromfile(folder / ORIGINS, "S16"),
         kept=np.fromfile(folder / KEPT, "<i8"),
         damaged=done.damaged,
         unsuitable=done.unsuitable,
         cropped=done.cropped,
         enlarged=done.enlarged,
     )
-    if layout.encoding != "raw":
-        np.save(folder / ENDS, np.fromfile(folder / ENDS_PART, "<i8"))
-    for name in (PROGRESS, *_parts(layout)):  # the first goes first: without the rest it would be a false promise
-        (folder / name).unlink()
-    return written
+
+
+def _finished(folder: Path, request: str) -> str | None:
+    """The content hash, where an earlier writer with the same request lacked nothing but the folder's name."""
+    if not is_store(folder):  # its header is written last
+        return None
+    try:
+        there = open_store(folder)
+    except DataError:
+        return None
+    if there.provenance.fingerprint != request:
+        return None
+    _remove_parts(folder)
+    return there.content_hash
+
+
+def _remove_parts(folder: Path) -> None:
+    """Remove what served a next writer alone."""
+    for name in (PROGRESS, *PART_ITEM_BYTES):
+        (folder / name).unlink(missing_ok=True)

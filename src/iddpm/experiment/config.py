@@ -104,4 +104,7 @@ class RunConfig:
                 "an upsampler has no previews: it needs pictures to enlarge", "leave train.preview-every out"
             )
         if self.diffusion.label_drop > 0 and self.data.classes is None:
-            raise ConfigError("diffusion.label-drop is above 0, but the run has no classes", "leave it at 0")
+            raise ConfigError(
+                f"diffusion.label-drop is {self.diffusion.label_drop}, but the run has no classes",
+                "a run without classes needs --diffusion.label-drop 0",
+            )

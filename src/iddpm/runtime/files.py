@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +16,7 @@ from iddpm.runtime.errors import OutputError
 __all__ = [
     "check_writable",
     "held",
+    "locked",
     "new_folder",
     "publish_folder",
     "sha256_of",
@@ -103,11 +104,39 @@ def publish_folder(aside: Path, path: Path) -> None:
         _replace_folder(aside, path)
 
 
-def held(file: IO[Any] | int, wait: bool = False) -> bool:
+@contextlib.contextmanager
+def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock for the length of a block: a file that is there as long as a process has it or waits for it.
+
+    Args:
+        path: The file.
+        on_wait: Called once where another process has it.
+
+    Raises:
+        OutputError: The file cannot be made.
+    """
+    while True:
+        with _reported(path):
+            file = path.open("a")
+        with file:
+            if not held(file):
+                on_wait()
+                held(file, wait=True)
+            # Who had it has removed its name: then this is a lock that nobody else will look for.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    try:
+                        yield
+                    finally:
+                        path.unlink(missing_ok=True)
+                    return
+
+
+def held(file: IO[Any], wait: bool = False) -> bool:
     """Take an open file for this process alone, until it is closed; False where another process has it.
 
     Args:
-        file: An open file, or the handle of an open file or folder.
+        file: An open file.
         wait: Wait until the other process lets it go.
     """
     try:

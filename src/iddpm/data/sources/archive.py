@@ -9,19 +9,21 @@ from pathlib import Path
 
 from iddpm.data.frame import Frame, Picture, UnusablePictureError, from_file
 from iddpm.data.listing import Source, natural_key
-from iddpm.data.sources.entries import SUFFIXES, Entry, one_line, suffix_of
+from iddpm.data.names import one_line
+from iddpm.data.progress import Tell
+from iddpm.data.sources.entries import SUFFIXES, Entry, suffix_of
 from iddpm.data.sources.folder import files_below
 from iddpm.data.sources.members import Member, Members, Rows, entries_of, indexed, normal_path
 from iddpm.data.sources.positioned import NamedFile, UnnamedFile, named_file, pool_of
-from iddpm.data.sources.roles import HELD_OUT, TRAIN, side_in
-from iddpm.data.sources.tar_index import Tar, Tell, is_tar_name, open_tars, tar_stem
+from iddpm.data.sources.sides import is_split, side_in
+from iddpm.data.sources.state import file_state
+from iddpm.data.sources.tar_index import Tar, is_tar_name, open_tars, tar_stem
 from iddpm.data.sources.tree import tree_source
 from iddpm.data.sources.zip_index import WIDTH, unpacked_member, zip_members
 from iddpm.runtime.errors import DataError
 
 __all__ = [
     "PiecesReader",
-    "file_state",
     "first_tar",
     "is_tar_folder",
     "tar_archive",
@@ -75,7 +77,7 @@ def zip_archive(path: Path, given: str, labels: str = "auto") -> Source:
             members = indexed(zip_members(opened, given), WIDTH)
     except OSError as error:
         raise DataError(f"{given}: {error.strerror}", "check the path, and the permissions") from error
-    return _archive(members, _ZipReader(file), given, "zip", labels, [file.size, file.time])
+    return _archive(members, _ZipReader(file), given, "zip", labels, file.state)
 
 
 def tar_archive(
@@ -94,9 +96,10 @@ def tar_archive(
         DataError: No whole tar, no picture file in it, or the labels asked for do not exist.
         OutputError: There is no room to unpack.
     """
+    state = file_state(path)[1:]  # as it was before it is unpacked
     tars = open_tars([path], [given], scratch, tell)
     members = indexed(_members(0, tars[0], ""), 3)
-    return _archive(members, PiecesReader((tars[0].file,)), given, "tar", labels, file_state(path))
+    return _archive(members, PiecesReader((tars[0].file,)), given, "tar", labels, state)
 
 
 def tar_folder(
@@ -120,6 +123,7 @@ def tar_folder(
     found = list(files_below(str(root)))
     packed = [entry.reason is None and is_tar_name(entry.parts[-1]) for entry in found]
     names = ["/".join(entry.parts) for entry, is_tar in zip(found, packed, strict=True) if is_tar]
+    state = [[name, *file_state(root / name)[1:]] for name in names]
     tars = open_tars([root / name for name in names], [f"{given}: {name}" for name in names], scratch, tell)
     files: list[NamedFile | UnnamedFile] = [tar.file for tar in tars]
 
@@ -130,7 +134,6 @@ def tar_folder(
         for number, (tar, folder) in enumerate(zip(tars, _folders(names), strict=True)):
             yield from _members(number, tar, f"{folder}/")
 
-    state = [[name, *file_state(root / name)] for name in names]
     return _archive(indexed(members(), 3), PiecesReader(tuple(files)), given, "tars", labels, state)
 
 
@@ -245,14 +248,8 @@ def _folders(names: Sequence[str]) -> list[str]:
     """The folder that stands for each tar: its name, or its part where the names at the top tell parts."""
     sides = [side_in(tar_stem(name)) if "/" not in name else None for name in names]
     told = [side for side in sides if side is not None]
-    parted = TRAIN in told and HELD_OUT & set(told) and len(set(told)) == len(told)
+    parted = is_split(told) and len(set(told)) == len(told)
     return [side if parted and side else tar_stem(name) for name, side in zip(names, sides, strict=True)]
-
-
-def file_state(path: Path) -> list[int]:
-    """A file's size and time of change."""
-    state = path.stat()
-    return [state.st_size, state.st_mtime_ns]
 
 
 def _picture(content: bytes, frame: Frame) -> Picture:

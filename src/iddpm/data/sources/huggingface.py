@@ -18,15 +18,17 @@ from jaxtyping import Bool, Int64
 
 from iddpm.data.frame import Frame, Picture, UnusablePictureError, from_file
 from iddpm.data.listing import LISTED, LeftOut, Listing, Source, Tally, fingerprint, natural_key
-from iddpm.data.names import Names
-from iddpm.data.sources.dataset_splits import HELD_OUT, TRAIN, Split, is_arrow, open_splits, parquet_files, quiet
+from iddpm.data.names import Names, printable, printable_names
+from iddpm.data.sources.arrays import MOST_CLASSES
+from iddpm.data.sources.dataset_splits import Split, is_arrow, is_parquet, open_splits, quiet
+from iddpm.data.sources.sides import HELD_OUT, TRAIN
+from iddpm.data.sources.state import failed, failed_within
 from iddpm.runtime.errors import ConfigError, DataError
 
 __all__ = ["huggingface", "is_saved_dataset"]
 
 PICTURES = ("image", "img")
 LABELS = ("label", "labels", "fine_label")
-MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +50,8 @@ class _Labels:
 
 
 def is_saved_dataset(path: Path) -> bool:
-    """Whether a folder holds a dataset: written by `save_to_disk`, or Parquet files, there or in `data`."""
-    return is_arrow(path) or bool(parquet_files(path))
+    """Whether a folder holds a dataset: written by `save_to_disk`, or Parquet files, there, in `data` or by split."""
+    return is_arrow(path) or is_parquet(path)
 
 
 def huggingface(what: str | Path, given: str, labels: str = "auto") -> Source:
@@ -80,8 +82,8 @@ def huggingface(what: str | Path, given: str, labels: str = "auto") -> Source:
     listing = Listing(
         source=given,
         kind="hugging face",
-        names=Names(_names(splits, used)),
-        classes=numbers.classes if numbers else (),
+        names=printable_names(Names(_names(splits, used))),
+        classes=tuple(map(printable, numbers.classes)) if numbers else (),
         labels=np.concatenate(numbers.of)[places] if numbers else None,
         held_out=held_out,
         split_rule=None if held_out is None else f"by split: trains on {TRAIN}, holds out the others",
@@ -101,11 +103,16 @@ def _picture(value: Any, frame: Frame) -> Picture:
         return from_file(io.BytesIO(named["bytes"]), frame)
     if not named.get("path"):
         raise UnusablePictureError("no picture in this row")
+    path = named["path"]
     try:
-        with open(named["path"], "rb") as file:
+        with open(path, "rb") as file:
             return from_file(file, frame)
+    except FileNotFoundError as error:  # nothing has looked for it when the dataset was listed
+        raise UnusablePictureError(f"{printable(path)}: {error.strerror}") from error
+    except UnusablePictureError as error:
+        raise failed_within(error, path) from error.__cause__
     except OSError as error:
-        raise UnusablePictureError(f"{named['path']}: {error.strerror or error}") from error
+        raise failed(error, path) from error
 
 
 def _picture_column(features: Mapping[str, Any], given: str) -> str:
@@ -174,7 +181,7 @@ def _chosen(found: list[Split], image: str, column: str | None) -> tuple[list[Sp
         if reason is None:
             splits.append(split)
         else:
-            ignored = ignored.with_all(Tally(split.count, (LeftOut(split.name, reason),)))
+            ignored = ignored.with_all(Tally(split.count, (LeftOut(printable(split.name), reason),)))
     return splits, ignored
 
 

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from iddpm.data.names import Names
-from iddpm.data.sources.entries import SUFFIXES, one_line, suffix_of
+from iddpm.data.names import Names, one_line
+from iddpm.data.sources.entries import SUFFIXES, suffix_of
 from iddpm.data.sources.label_table import LabelTable
 from iddpm.runtime.errors import DataError
 
-__all__ = ["Matches", "match"]
+__all__ = ["match"]
 
 _Key = Callable[[str], str]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Matches:
+class _Matches:
     """What tables say of pictures.
 
     Attributes:
@@ -34,7 +34,7 @@ class Matches:
     idle: int
 
 
-def match(paths: Names, tables: Sequence[LabelTable], common: int = 0) -> Matches:
+def match(paths: Names, tables: Sequence[LabelTable], common: int = 0) -> _Matches:
     """Find the row of each picture: by its path, else by its base name, else by that without its suffix.
 
     Names must be the only ones of their kind, among the pictures and among the rows. Texts are compared by their
@@ -67,7 +67,7 @@ def match(paths: Names, tables: Sequence[LabelTable], common: int = 0) -> Matche
             found &= _alone(pictures)
         label_of[found] = rows_label[first[near[found]]]
         idle[first[near[found]]] = False
-    return Matches(texts=texts, label_of=label_of, idle=int(idle.sum()))
+    return _Matches(texts=texts, label_of=label_of, idle=int(idle.sum()))
 
 
 def _labels(tables: Sequence[LabelTable]) -> tuple[tuple[str, ...], Int64[np.ndarray, "rows"]]:

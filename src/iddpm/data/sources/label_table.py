@@ -16,13 +16,12 @@ import numpy as np
 from jaxtyping import Int64
 
 from iddpm.data.listing import natural_key
-from iddpm.data.names import Names
-from iddpm.data.sources.entries import one_line, printable
+from iddpm.data.names import Names, one_line, printable
+from iddpm.data.sources.arrays import MOST_CLASSES
 from iddpm.runtime.errors import DataError
 
-__all__ = ["MOST_CLASSES", "TABLES", "LabelTable", "label_text", "number_classes", "open_tables", "read_table"]
+__all__ = ["TABLES", "LabelTable", "label_text", "number_classes", "open_tables", "read_table"]
 
-MOST_CLASSES = 100_000
 TABLES = "a table of files and labels: .csv, .tsv, .txt, .json, .jsonl"
 FILE_COLUMNS = ("file_name", "filename", "file", "path", "image", "image_id", "imageid", "image_name", "img")
 LABEL_COLUMNS = ("label", "class", "class_name", "category", "target", "predictionstring")
@@ -143,7 +142,10 @@ def label_text(label: object, where: str) -> str:
 
 
 def number_classes(texts: Collection[str], where: str) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Class names for label texts, and the number of each: where all are whole numbers, "0" to the largest.
+    """Class names for label texts, and the number of each.
+
+    Texts are classes in natural order. Whole numbers that fill at least half of what lies from 0 to the largest are all
+    classes from "0" on, so that the number is the class; sparser ones are as many classes as there are numbers.
 
     Raises:
         DataError: A number is below 0 or too large.
@@ -155,7 +157,11 @@ def number_classes(texts: Collection[str], where: str) -> tuple[tuple[str, ...],
     wrong = next((text for text, number in numbers.items() if not 0 <= number < MOST_CLASSES), None)
     if wrong is not None:
         raise DataError(f"{where}: label {one_line(wrong)}", f"allowed: 0 to {MOST_CLASSES - 1}, or texts")
-    return tuple(map(str, range(max(numbers.values(), default=-1) + 1))), numbers
+    ids = sorted(set(numbers.values()))
+    if ids and ids[-1] < 2 * len(ids):
+        return tuple(map(str, range(ids[-1] + 1))), numbers
+    place = {number: index for index, number in enumerate(ids)}
+    return tuple(map(str, ids)), {text: place[number] for text, number in numbers.items()}
 
 
 def _rows(text: str, name: str, shown: str) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ import io
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,9 @@ from jaxtyping import Bool, Int64
 
 from iddpm.data.frame import Frame, Picture, UnusablePictureError, from_file
 from iddpm.data.listing import LeftOut, Listing, Source, Tally, fingerprint, natural_key
-from iddpm.data.names import Names
-from iddpm.data.sources.entries import printable
+from iddpm.data.names import Names, one_line, printable, printable_names
+from iddpm.data.sources.sides import HELD_OUT, TRAIN
+from iddpm.data.sources.state import changed, content_state, source_failed, stamp
 from iddpm.runtime.errors import ConfigError, DataError
 
 __all__ = ["is_lsun", "lsun"]
@@ -28,7 +29,7 @@ __all__ = ["is_lsun", "lsun"]
 FILE = "data.mdb"
 LABELS = ("auto", "folders", "none")
 
-_NAME = re.compile(r"(?:(?P<category>.+)_)?(?P<split>train|val|test)_lmdb", re.IGNORECASE)
+_NAME = re.compile(rf"(?:(?P<category>.+)_)?(?P<split>{'|'.join((TRAIN, *HELD_OUT))})_lmdb", re.IGNORECASE)
 _opened: dict[tuple[int, int], tuple[int, Any]] = {}  # by file: the process that opened it, and what it opened
 _opening = threading.Lock()
 
@@ -41,18 +42,22 @@ class _Part:
     category: str | None
     held_out: bool
     count: int
+    state: tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class _Reader:
     root: str
-    several: bool
+    states: Mapping[str, tuple[int, int]]  # of each part's file, as it was listed
 
     def __call__(self, place: str, frame: Frame) -> Picture:
-        name, key = place.split("/", 1) if self.several else ("", place)
-        value = _value(os.path.join(self.root, name), key.encode("utf-8", "surrogateescape"))
+        name, key = place.split("/", 1) if "" not in self.states else ("", place)
+        path = os.path.join(self.root, name)
+        value = _value(path, key.encode("utf-8", "surrogateescape"), self.states[name])
+        if value is None:
+            raise changed(os.path.join(path, FILE))
         if not value:
-            raise UnusablePictureError("its key is gone" if value is None else "empty")
+            raise UnusablePictureError("empty")
         return from_file(io.BytesIO(value), frame)
 
 
@@ -89,16 +94,19 @@ def lsun(path: Path, given: str, labels: str = "auto") -> Source:
     listing = Listing(
         source=given,
         kind="lsun",
-        names=_printable(places),
-        classes=classes,
+        names=printable_names(places),
+        classes=tuple(map(printable, classes)),
         labels=_labels(parts, classes) if classes else None,
         held_out=held_out,
         split_rule=None if held_out is None else "by name: trains on _train_lmdb, holds out _val_lmdb and _test_lmdb",
-        ignored=Tally(sum(part.count for part, _ in ignored), tuple(LeftOut(part.name, why) for part, why in ignored)),
+        ignored=Tally(
+            sum(part.count for part, _ in ignored), tuple(LeftOut(printable(part.name), why) for part, why in ignored)
+        ),
         settings={"labels": labels},
-        fingerprint=fingerprint("lsun", labels, [_state(path, part) for part in parts]),
+        fingerprint=fingerprint("lsun", labels, [[part.name, part.count, *part.state] for part in parts]),
     )
-    return Source(listing=listing, places=places, read=_Reader(str(path), several), pool="either")
+    read = _Reader(str(path), {part.name: content_state(part.state) for part in parts})
+    return Source(listing=listing, places=places, read=read, pool="either")
 
 
 def _names(path: Path) -> Iterator[str]:
@@ -112,7 +120,10 @@ def _part(root: Path, name: str, given: str) -> _Part:
     said = _NAME.fullmatch(name or root.resolve().name)
     category = said["category"] if said else name or root.resolve().name
     held_out = said is not None and said["split"].lower() != "train"
-    return _Part(name=name, category=category, held_out=held_out, count=_count(root / name, given))
+    with _reported(given, str(root / name)):
+        state = stamp(os.stat(root / name / FILE))
+        count = _environment(str(root / name)).stat()["entries"]
+    return _Part(name=name, category=category, held_out=held_out, count=count, state=state)
 
 
 def _chosen(parts: list[_Part]) -> tuple[list[_Part], list[tuple[_Part, str]]]:
@@ -156,29 +167,23 @@ def _places(root: Path, parts: list[_Part], given: str) -> Iterator[str]:
             yield from (prefix + key.decode("utf-8", "surrogateescape") for key in keys)
 
 
-def _printable(places: Names) -> Sequence[str]:
-    """The places as texts that can be written; mostly the very same."""
-    return places if all(map(str.isprintable, places)) else Names(map(printable, places))
+def _value(path: str, key: bytes, listed: tuple[int, int]) -> bytes | None:
+    from lmdb import CorruptedError, Error, PageNotFoundError
 
-
-def _state(root: Path, part: _Part) -> list[object]:
-    state = os.stat(root / part.name / FILE)
-    return [part.name, part.count, state.st_size, state.st_mtime_ns]
-
-
-def _count(path: Path, given: str) -> int:
-    with _reported(given, str(path)):
-        return _environment(str(path)).stat()["entries"]
-
-
-def _value(path: str, key: bytes) -> bytes | None:
-    from lmdb import Error
-
+    file = os.path.join(path, FILE)
     try:
+        if content_state(stamp(os.stat(file))) != listed:
+            raise changed(file)
         with _environment(path).begin() as transaction:
             return transaction.get(key)
-    except (Error, OSError) as error:
-        raise UnusablePictureError(_one_line(error)) from error
+    except (CorruptedError, PageNotFoundError) as error:
+        raise UnusablePictureError(one_line(error)) from error
+    except OSError as error:
+        raise source_failed(error, file) from error
+    except Error as error:
+        raise DataError(
+            f"{printable(file)}: {one_line(error)}", "once it can be read again, the same command goes on from there"
+        ) from error
 
 
 @contextmanager
@@ -192,12 +197,8 @@ def _reported(given: str, path: str) -> Iterator[None]:
         yield
     except (Error, OSError) as error:
         raise DataError(
-            f"{given}: {os.path.join(path, FILE)} is no whole LMDB: {_one_line(error)}", "unpack or copy it again"
+            f"{given}: {os.path.join(path, FILE)} is no whole LMDB: {one_line(error)}", "unpack or copy it again"
         ) from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _environment(path: str) -> Any:

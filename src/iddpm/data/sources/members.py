@@ -16,6 +16,9 @@ from iddpm.data.sources.entries import Entry, Parts, is_hidden_folder
 __all__ = ["Member", "Members", "Rows", "entries_of", "indexed", "normal_path"]
 
 
+MOST_PARTS, LONGEST = 100, 4096  # folders and name, and bytes, of a path; no tree on a disk goes beyond
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
     """One file of an archive.
@@ -74,9 +77,10 @@ def indexed(members: Iterable[Member], width: int) -> Members:
 
     def paths() -> Iterator[str]:
         for member in members:
+            path, reason = _within_bounds(member)
             rows.extend(member.row)
-            reason_of.append(reasons.setdefault(member.reason, len(reasons)))
-            yield member.path
+            reason_of.append(reasons.setdefault(reason, len(reasons)))
+            yield path
 
     names = Names(paths())
     return Members(
@@ -108,6 +112,14 @@ def entries_of(members: Members) -> Iterator[Entry]:
 def normal_path(name: str) -> str:
     """A member's name as a path from the top: without leading `/` or `./`, without doubled slashes."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
+def _within_bounds(member: Member) -> tuple[str, str | None]:
+    """Path and reason; of an endless path the start: each of its folders would take memory of its own."""
+    path = member.path
+    if path.count("/") < MOST_PARTS and len(path.encode("utf-8", "surrogateescape")) <= LONGEST:
+        return path, member.reason
+    return f"{path[:100]}...", f"a path of more than {MOST_PARTS} parts or {LONGEST} bytes"
 
 
 def _entry(members: Members, index: int, parts: Parts, reason: str | None) -> Entry:

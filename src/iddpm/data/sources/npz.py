@@ -2,7 +2,7 @@
 
 Other names that leave no doubt are taken too: one of `images`, `image`, `pictures`, `x` or `data` with one of
 `labels`, `label`, `y` or `targets`; or a training part with its labels, such as `x_train` and `y_train` or
-`train_images` and `train_labels`, whose parts `val`, `valid` and `test` are held out.
+`train_images` and `train_labels`, whose parts `val`, `valid`, `validation` and `test` are held out.
 """
 
 import struct
@@ -19,14 +19,15 @@ from numpy.lib import format as npy
 from iddpm.data.listing import Source, fingerprint
 from iddpm.data.scratch import PIECE, unpacked
 from iddpm.data.sources.arrays import Part, array_source, as_labels, as_pictures, check_labels_option
-from iddpm.data.sources.raw_files import file_state, mapped
+from iddpm.data.sources.raw_files import mapped
+from iddpm.data.sources.sides import HELD_OUT, TRAIN
+from iddpm.data.sources.state import file_state
 from iddpm.runtime.errors import DataError, IddpmError
 
 __all__ = ["member_arrays", "npz"]
 
 PICTURES = ("images", "image", "pictures", "x", "data")
 LABELS = ("labels", "label", "y", "targets")
-SIDES = {"train": False, "val": True, "valid": True, "test": True}
 SPLIT = (("x_{}", "y_{}"), ("{}_images", "{}_labels"), ("{}_x", "{}_y"), ("images_{}", "labels_{}"))
 CHECKED = 1 << 28  # bytes; opening a file must not take as long as reading it
 
@@ -137,7 +138,7 @@ def _whole(names: list[str]) -> list[list[_Place]]:
 
 def _split(names: list[str]) -> list[list[_Place]]:
     return [
-        [(x.format(side), y.format(side), held_out) for side, held_out in SIDES.items() if x.format(side) in names]
+        [(x.format(side), y.format(side), side != TRAIN) for side in (TRAIN, *HELD_OUT) if x.format(side) in names]
         for x, y in SPLIT
         if x.format("train") in names
     ]

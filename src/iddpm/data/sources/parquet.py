@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from iddpm.data.frame import UnusablePictureError
+from iddpm.data.names import one_line
+from iddpm.data.sources.state import changed, content_state, source_failed, stamp
 from iddpm.runtime.cores import usable_cores
+from iddpm.runtime.errors import DataError
 
 __all__ = ["ParquetRows"]
 
@@ -44,6 +47,7 @@ class ParquetRows:
 
     def __init__(self, files: tuple[Path, ...], column: str):
         self._column = column
+        self._states = {file: content_state(stamp(file.stat())) for file in files}
         self._groups = list(_groups(files))
         self._lock = threading.Lock()
         self._kept: list[_Run] = []
@@ -57,6 +61,7 @@ class ParquetRows:
 
         Raises:
             UnusablePictureError: This part of its file cannot be decoded.
+            DataError: The file has changed since it was listed, or cannot be read.
         """
         with self._lock:
             run = next((each for each in self._kept if 0 <= row - each.start < len(each.values)), None)
@@ -81,15 +86,22 @@ class ParquetRows:
                     return run
         except Exception as error:  # damaged pages and truncated files: Arrow and OS errors of many kinds
             failed = bisect.bisect_right(self._groups, self._reached, key=lambda group: group.start) - 1
-            self._unreadable[failed] = self._reached
+            reached = self._reached
             self._stream, self._reached = iter(()), -1
-            raise UnusablePictureError(" ".join(str(error).split()) or type(error).__name__) from error
+            if isinstance(error, DataError):
+                raise
+            if isinstance(error, OSError) and error.errno is not None:
+                raise source_failed(error, str(self._groups[max(0, failed)].file)) from error
+            self._unreadable[failed] = reached
+            raise UnusablePictureError(one_line(error, 1000) or type(error).__name__) from error
 
     def _runs(self, first: int) -> Iterator[_Run]:
         """What follows from a row group on."""
         from pyarrow.parquet import ParquetFile
 
         for file, groups in groupby(self._groups[first:], key=lambda group: group.file):
+            if content_state(stamp(file.stat())) != self._states[file]:
+                raise changed(str(file))
             with ParquetFile(file, memory_map=True, pre_buffer=False) as opened:
                 for group in groups:  # one at a time: no run reaches from one into a damaged next
                     start = group.start

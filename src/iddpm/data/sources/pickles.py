@@ -9,11 +9,13 @@ types, flags and objects.
 import math
 import pickle
 import re
+from collections.abc import Callable
 from io import BufferedIOBase
 from typing import IO, Any, ClassVar
 
 import numpy as np
 
+from iddpm.data.names import one_line
 from iddpm.runtime.errors import DataError
 
 __all__ = ["plain_pickle"]
@@ -61,7 +63,7 @@ class _Dtype(_StandIn):
 
     __slots__ = ("plain",)
 
-    def __init__(self, code: str | bytes, *_: object) -> None:
+    def __init__(self, code: object, *_: object) -> None:
         text = _text(code)
         if not _PLAIN_TYPE.fullmatch(text):
             raise _RefusedError(f"an array of type {text!r}")
@@ -114,10 +116,10 @@ class _Encoded(_StandIn):
 
     __slots__ = ()
 
-    def __new__(cls, text: str, encoding: str) -> Any:
-        if encoding != "latin1":
-            raise _RefusedError(f"the encoding {encoding!r}")
-        return text.encode("latin1")
+    def __new__(cls, text: object, encoding: object) -> Any:
+        if _text(encoding) != "latin1":
+            raise _RefusedError(f"the encoding {_text(encoding)!r}")
+        return _text(text).encode("latin1")
 
 
 _STAND_INS: dict[tuple[str, str], type[_StandIn]] = {
@@ -130,6 +132,21 @@ _STAND_INS: dict[tuple[str, str], type[_StandIn]] = {
 }
 
 
+# What puts things under keys, and where on the stack the first key lies, of which there is one to each value.
+_KEYED = {pickle.DICT[0]: 0, pickle.SETITEMS[0]: 0, pickle.SETITEM[0]: -2}
+
+
+def _with_plain_keys(code: int, first: int) -> Callable[[Any], None]:
+    """An operation for plain keys alone: the hash of tuples that hold one tuple twice, at each level, is never done."""
+
+    def load(unpickler: Any) -> None:
+        for key in unpickler.stack[first::2]:
+            _text(key)
+        pickle._Unpickler.dispatch[code](unpickler)
+
+    return load
+
+
 class _Unpickler(pickle._Unpickler):
     """The interpreter's unpickler as it is written in Python, with the operations and globals of plain data alone.
 
@@ -138,7 +155,7 @@ class _Unpickler(pickle._Unpickler):
 
     dispatch: ClassVar[dict[int, Any]] = {
         code: pickle._Unpickler.dispatch[code] for code in (getattr(pickle, name)[0] for name in _OPERATIONS.split())
-    }
+    } | {code: _with_plain_keys(code, first) for code, first in _KEYED.items()}
 
     def find_class(self, module: str, name: str) -> type[_StandIn]:
         """The stand-in for exactly this name; names with dots, which would be walked through, are among the others."""
@@ -163,7 +180,7 @@ def plain_pickle(file: BufferedIOBase | IO[bytes], where: str) -> dict[str, Any]
         return {_text(key): value.content if isinstance(value, _Array) else value for key, value in content.items()}
     except _RefusedError as error:
         raise DataError(
-            f"{where}: a pickle that asks for {_printable(str(error))}, which is no plain data; nothing of it was run",
+            f"{where}: a pickle that asks for {one_line(error, 100)}, which is no plain data; nothing of it was run",
             "get the file again from its origin",
         ) from error
     except Exception as error:  # a damaged pickle raises nearly anything: Key, Index, Type, Unicode, struct, Memory...
@@ -179,10 +196,7 @@ def _content(raw: object, dtype: object, shape: object, order: str) -> np.ndarra
     return np.frombuffer(raw, dtype.plain).reshape(shape, order="F" if order == "F" else "C")
 
 
-def _text(value: str | bytes) -> str:
+def _text(value: object) -> str:
+    if not isinstance(value, str | bytes | int):
+        raise _RefusedError("another kind of object where a text belongs")
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
-
-
-def _printable(text: str) -> str:
-    """In one line, and not without end: the text comes from the file."""
-    return text.encode("unicode_escape").decode()[:100]

@@ -9,10 +9,13 @@ from typing import IO
 
 from iddpm.data.frame import UnusablePictureError
 from iddpm.data.listing import Pool
+from iddpm.data.sources.state import changed, content_state, failed, source_failed, stamp
 
 __all__ = ["NamedFile", "UnnamedFile", "named_file", "pool_of"]
 
 MOST_OPEN = 64  # files a process keeps open
+
+_CUT = "the archive ends within it"
 
 
 class _Handle:
@@ -32,20 +35,32 @@ class NamedFile:
     """A file by its path, as it was when it was listed. Opened when first read, once a process."""
 
     path: str
-    size: int
-    time: int
+    state: tuple[int, int, int]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.state[0]
 
     def read_at(self, offset: int, size: int) -> bytes:
         """So many bytes at a position.
 
         Raises:
-            UnusablePictureError: The file ends before, has changed, or cannot be read.
+            UnusablePictureError: The file ends before.
+            DataError: It has changed since it was listed, or cannot be read.
         """
+        if offset + size > self.size:
+            raise UnusablePictureError(_CUT)
         try:
             handle = _handle(self)  # kept until all is read: two threads may open it at once, and one of the two goes
+            if content_state(stamp(os.fstat(handle.number))) != content_state(self.state):
+                raise changed(self.path)
+        except OSError as error:
+            raise source_failed(error, self.path) from error
+        try:
             return _read(handle.number, offset, size)
         except OSError as error:
-            raise UnusablePictureError(f"{os.path.basename(self.path)}: {error.strerror}") from error
+            raise failed(error, self.path) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +77,13 @@ class UnnamedFile:
         """So many bytes at a position.
 
         Raises:
-            UnusablePictureError: The file ends before, or cannot be read.
+            UnusablePictureError: The file ends before.
+            DataError: It cannot be read.
         """
         try:
             return _read(self.file.fileno(), offset, size)
         except OSError as error:
-            raise UnusablePictureError(error.strerror or str(error)) from error
+            raise failed(error, "what was unpacked") from error
 
 
 def pool_of(files: Iterable[NamedFile | UnnamedFile]) -> Pool:
@@ -77,17 +93,12 @@ def pool_of(files: Iterable[NamedFile | UnnamedFile]) -> Pool:
 
 def named_file(path: Path) -> NamedFile:
     """A file as it is now. Errors of the file system come through."""
-    state = path.stat()
-    return NamedFile(str(path), state.st_size, state.st_mtime_ns)
+    return NamedFile(str(path), stamp(path.stat()))
 
 
 @lru_cache(MOST_OPEN)
 def _handle(file: NamedFile) -> _Handle:
-    handle = _Handle(file.path)
-    state = os.fstat(handle.number)
-    if (state.st_size, state.st_mtime_ns) != (file.size, file.time):
-        raise UnusablePictureError(f"{os.path.basename(file.path)} has changed since it was listed")
-    return handle
+    return _Handle(file.path)
 
 
 def _read(number: int, offset: int, size: int) -> bytes:
@@ -96,7 +107,7 @@ def _read(number: int, offset: int, size: int) -> bytes:
     while size > 0:
         piece = os.pread(number, size, offset)
         if not piece:
-            raise UnusablePictureError("the archive ends within it")
+            raise UnusablePictureError(_CUT)
         pieces.append(piece)
         offset, size = offset + len(piece), size - len(piece)
     return b"".join(pieces)

@@ -8,9 +8,7 @@ from typing import IO, Literal
 
 import numpy as np
 
-from iddpm.runtime.errors import DataError
-
-__all__ = ["file_state", "mapped", "names_in", "open_plain"]
+__all__ = ["mapped", "names_in", "open_plain"]
 
 
 def names_in(folder: Path) -> list[str]:
@@ -19,19 +17,6 @@ def names_in(folder: Path) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
-
-
-def file_state(path: Path) -> list[object]:
-    """Name, bytes and time of change of a file: enough to see that it was not touched since.
-
-    Raises:
-        DataError: It cannot be seen.
-    """
-    try:
-        state = path.stat()
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}", "check the path and the permissions") from error
-    return [path.name, state.st_size, state.st_mtime_ns]
 
 
 def open_plain(path: Path) -> BufferedIOBase:

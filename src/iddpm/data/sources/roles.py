@@ -1,15 +1,12 @@
 """What the folders of a tree say of the pictures in them: train, val or test, and the class."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from iddpm.data.sources.entries import Parts
+from iddpm.data.sources.sides import HELD_OUT, TRAIN, is_split
 
-__all__ = ["HELD_OUT", "TRAIN", "Role", "folder_roles", "shared_folders", "side_in", "split_words"]
-
-TRAIN = "train"
-HELD_OUT = frozenset({"val", "valid", "validation", "test"})
+__all__ = ["Role", "folder_roles", "shared_folders"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +30,7 @@ def folder_roles(folders: Sequence[Parts]) -> tuple[Role, ...]:
     depth = shared_folders(folders)
     inner = [folder[depth:] for folder in folders]
     tops = [folder[0].lower() if folder else "" for folder in inner]
-    if TRAIN not in tops or not HELD_OUT & set(tops):
+    if not is_split(tops):
         return tuple(Role(class_name=_first(folder)) for folder in inner)
     inside = [top == TRAIN or top in HELD_OUT for top in tops]
     depth = shared_folders([folder[1:] for folder, each in zip(inner, inside, strict=True) if each and len(folder) > 1])
@@ -52,17 +49,6 @@ def shared_folders(folders: Sequence[Parts]) -> int:
     while depth < most and low[depth] == high[depth]:
         depth += 1
     return depth
-
-
-def side_in(name: str) -> str | None:
-    """The one word train, val, valid, validation or test in a file's name, or None."""
-    words = set(re.split("[^a-z]+", name.lower())) & {TRAIN, *HELD_OUT}
-    return words.pop() if len(words) == 1 else None
-
-
-def split_words(sides: Sequence[str]) -> str:
-    """The parts in use, in words."""
-    return f"trains on train, holds out {' and '.join(sorted(set(sides) - {TRAIN}))}"
 
 
 def _first(folder: Parts) -> str | None:

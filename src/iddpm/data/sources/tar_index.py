@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from iddpm.data.names import one_line
+from iddpm.data.progress import Tell
 from iddpm.data.scratch import unpacked
-from iddpm.data.sources.entries import one_line
 from iddpm.data.sources.positioned import NamedFile, UnnamedFile, named_file
 from iddpm.runtime.errors import DataError
 
-__all__ = ["Tar", "Tell", "headers", "is_tar_name", "open_tars", "tar_stem", "unpacking"]
-
-Tell = Callable[[str, int, int], None]
+__all__ = ["Tar", "headers", "is_tar_name", "open_tars", "tar_stem", "unpacking"]
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz")
 PACKED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}

@@ -7,13 +7,14 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from iddpm.data.listing import LISTED, LeftOut, Listing, Pool, Reader, Source, Tally, fingerprint, natural_key
-from iddpm.data.names import Names
-from iddpm.data.sources.entries import SUFFIXES, Entry, Tree, gather, printable
+from iddpm.data.names import Names, printable, printable_names
+from iddpm.data.sources.entries import SUFFIXES, Entry, Tree, gather
 from iddpm.data.sources.labels import Labelling, label_pictures
-from iddpm.data.sources.roles import TRAIN, Role, folder_roles, split_words
+from iddpm.data.sources.roles import Role, folder_roles
+from iddpm.data.sources.sides import TRAIN, split_words
 from iddpm.runtime.errors import DataError
 
-__all__ = ["listed", "merged", "tree_source"]
+__all__ = ["listed", "tree_source"]
 
 
 def tree_source(
@@ -98,12 +99,12 @@ def listed(
     listing = Listing(
         source=given,
         kind=kind,
-        names=_printable(paths),
+        names=printable_names(paths),
         classes=labelling.classes,
         labels=None if labelling.labels is None else labelling.labels[kept],
         held_out=held_out,
         split_rule=None if held_out is None else f"by {part}: {split_words(sides)}",
-        ignored=merged([tree.ignored, *(_tally(tree.paths, mask, reason) for mask, reason in left_out)]),
+        ignored=_merged([tree.ignored, *(_tally(tree.paths, mask, reason) for mask, reason in left_out)]),
         settings=settings,
         fingerprint=fingerprint,
         notes=labelling.notes,
@@ -111,7 +112,7 @@ def listed(
     return listing, paths, tree.at[kept]
 
 
-def merged(tallies: Iterable[Tally]) -> Tally:
+def _merged(tallies: Iterable[Tally]) -> Tally:
     """All that are left out, the first by name."""
     tallies = list(tallies)
     listed = sorted((each for tally in tallies for each in tally.listed), key=lambda each: natural_key(each.name))
@@ -144,9 +145,3 @@ def _split(
             "give labels for train, or use labels none",
         )
     return np.array([role.side != TRAIN for role in roles], bool)[folders], sorted(sides)
-
-
-def _printable(paths: Names) -> Names:
-    """The paths as they can be shown; the same object where that changes none."""
-    odd = any(any("\udc80" <= each <= "\udcff" for each in path) for path in paths if not path.isascii())
-    return Names(map(printable, paths)) if odd else paths

@@ -19,16 +19,19 @@ import numpy as np
 
 from iddpm.data.frame import UnusablePictureError
 from iddpm.data.listing import LISTED, LeftOut, Source, Tally, fingerprint, natural_key
-from iddpm.data.names import Names
-from iddpm.data.sources.archive import PiecesReader, file_state, first_tar, tar_member
-from iddpm.data.sources.entries import SUFFIXES, Tree, printable, suffix_of
+from iddpm.data.names import Names, printable
+from iddpm.data.progress import Tell
+from iddpm.data.sources.archive import PiecesReader, first_tar, tar_member
+from iddpm.data.sources.entries import SUFFIXES, Tree, suffix_of
 from iddpm.data.sources.folder import files_below, read_whole
 from iddpm.data.sources.label_table import label_text, number_classes
 from iddpm.data.sources.labels import Labelling, label_pictures
 from iddpm.data.sources.members import Member, Rows
 from iddpm.data.sources.positioned import pool_of
-from iddpm.data.sources.roles import HELD_OUT, TRAIN, Role, side_in
-from iddpm.data.sources.tar_index import Tar, Tell, is_tar_name, open_tars, tar_stem, unpacking
+from iddpm.data.sources.roles import Role
+from iddpm.data.sources.sides import HELD_OUT, TRAIN, is_split, side_in
+from iddpm.data.sources.state import file_state
+from iddpm.data.sources.tar_index import Tar, is_tar_name, open_tars, tar_stem, unpacking
 from iddpm.data.sources.tree import listed
 from iddpm.runtime.errors import ConfigError, DataError
 
@@ -90,6 +93,7 @@ def webdataset(
             f"labels={labels}: {given} holds samples, not folders", "allowed: auto, cls, json, none, or a table's path"
         )
     root, shards, beside = _shards(path)
+    state = [[name, *file_state(root / name)[1:]] for name in shards]  # as they were before they are unpacked
     tars = open_tars([root / name for name in shards], [f"{given}: {name}" for name in shards], scratch, tell)
     tree, rows, found = _gather(tars, shards, beside, labels)
     if not tree.paths:
@@ -102,7 +106,6 @@ def webdataset(
     else:
         labelling = label_pictures(given, tree, roles, labels, lambda name, _: read_whole(root / name))
     asked = labels if labelling.digest is None else "table"
-    state = [[name, *file_state(root / name)] for name in shards]
     listing, _, at = listed(
         tree,
         roles,
@@ -174,13 +177,20 @@ def _samples(
         if key is None:
             yield from ((member.path, member.reason or "belongs to no sample", None) for member in group)
             continue
-        parts = {_key(member.path)[1]: member for member in group}
+        parts: dict[str, Member] = {}
+        for member in group:
+            part = _key(member.path)[1]
+            if part in parts and _is_picture(part):
+                yield parts[part].path, "a later member has the same name", None
+            parts[part] = member
         picture = _picture_part(parts)
         if picture is None:
             yield key, "a sample without a picture", None
         else:
             label = _label(tar, parts, own, strict)
             yield parts[picture].path, parts[picture].row, label
+            others = (part for part in parts if part != picture and _is_picture(part))
+            yield from ((parts[part].path, "another picture of its sample", None) for part in others)
 
 
 def _key(name: str) -> tuple[str | None, str]:
@@ -196,7 +206,11 @@ def _picture_part(parts: Mapping[str, Any]) -> str | None:
         last = part.rpartition(".")[2]
         return "." in part, FIRST.index(last) if last in FIRST else len(FIRST), natural_key(part)
 
-    return min((part for part in parts if suffix_of(f"x.{part}") in SUFFIXES), key=rank, default=None)
+    return min(filter(_is_picture, parts), key=rank, default=None)
+
+
+def _is_picture(part: str) -> bool:
+    return suffix_of(f"x.{part}") in SUFFIXES
 
 
 def _label(tar: Tar, parts: Mapping[str, Member], own: Sequence[str], strict: bool) -> str | None:
@@ -228,8 +242,7 @@ def _value(tar: Tar, part: str, member: Member) -> Any:
 def _roles(shards: Sequence[str]) -> tuple[Role, ...]:
     """The part of each shard, where some are train and others are held out."""
     sides = [_side(shard) for shard in shards]
-    parted = TRAIN in sides and HELD_OUT & set(sides)
-    return tuple(Role(side=side if parted else "") for side in sides)
+    return tuple(Role(side=side if is_split(sides) else "") for side in sides)
 
 
 def _side(shard: str) -> str | None:
@@ -253,4 +266,5 @@ def _own_labels(
     texts = [text for text, number in numbers.items() if (label_of[inside] == number).any()]
     classes, number = number_classes(texts, given)
     new = np.array([*(number.get(text, -1) for text in numbers), -1], np.int64)
+    classes = tuple(map(printable, classes))
     return Labelling(classes=classes, labels=new[label_of], left_out=((missing, f"no label ({where})"),))

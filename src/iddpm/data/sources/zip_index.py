@@ -30,6 +30,8 @@ _ENTRY = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
 _ENCRYPTED, _DOS = 0x1, 0
 _FULL = 0xFFFFFFFF
+_MOST = (1 << 63) - 1
+_COUNTED = 1 << 16  # the end record of a zip that is not of the large kind counts to here, and starts again
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ def zip_members(file: IO[bytes], shown: str) -> Iterator[Member]:
     """
     directory = _directory(file, shown)
     file.seek(directory.start)
-    for _ in range(directory.count):
+    count = 0
+    while file.tell() < directory.start + directory.size:
         head = file.read(_ENTRY.size)
         if len(head) < _ENTRY.size or not head.startswith(b"PK\1\2"):
             raise _broken(shown, f"its directory is damaged at byte {file.tell() - len(head)}")
@@ -58,9 +61,14 @@ def zip_members(file: IO[bytes], shown: str) -> Iterator[Member]:
         rest = file.read(sum(fields[10:13]))
         if len(rest) < sum(fields[10:13]):
             raise _broken(shown, "its directory is cut")
+        count += 1
         member = _member(fields, rest, directory.shift)
+        if member is not None and max(member.row) > _MOST:
+            raise _broken(shown, f"its directory is damaged at byte {file.tell() - len(rest) - len(head)}")
         if member is not None:
             yield member
+    if (count - directory.count) % _COUNTED:
+        raise _broken(shown, f"its directory holds {count} members, its end says {directory.count}")
 
 
 def unpacked_member(file: NamedFile, row: Sequence[int]) -> bytes:
