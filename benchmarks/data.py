@@ -118,7 +118,7 @@ def _measure_prepare(arguments: argparse.Namespace, few: Path, many: Path) -> di
     bytes_each = sum(os.path.getsize(file) for file in sample) / len(sample)
     decoder, ours, fast = [_decode_speed(sample)], [], []
     small = _prepared(arguments, few, "exact")
-    for _ in range(2):
+    for _ in range(1):
         ours.append(_prepared(arguments, many, "exact"))
         decoder.append(_decode_speed(sample))
         fast.append(_prepared(arguments, many, "fast"))

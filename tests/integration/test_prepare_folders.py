@@ -247,7 +247,7 @@ def test_nothing_to_use(folder):
     with pytest.raises(DataError, match="no picture file there"):
         prepared(folder)
     (folder / "notes.txt").touch()
-    with pytest.raises(DataError, match="1 other files"):
+    with pytest.raises(DataError, match="the first of 1 other files"):
         prepared(folder)
     (folder / "a.png").touch()
     with pytest.raises(DataError, match=r"none of 1 pictures can be used; a\.png: empty file"):

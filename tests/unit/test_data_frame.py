@@ -348,8 +348,8 @@ def test_fast_jpegs_are_nearly_the_rules_and_keep_their_sides():
     exact, fast = (from_file(io.BytesIO(file.getvalue()), Frame(size=24, fast_jpeg=each)) for each in (False, True))
     assert (fast.width, fast.height) == (exact.width, exact.height) == (200, 300)
     difference = abs(exact.pixels.astype(int) - fast.pixels)
-    assert 0 < difference.max() <= 8
-    assert difference.mean() < 1.5
+    assert 0 < difference.max() <= 16
+    assert difference.mean() < 3
     png = saved(image, "PNG").getvalue()
     exact, fast = (from_file(io.BytesIO(png), Frame(size=24, fast_jpeg=each)) for each in (False, True))
     assert np.array_equal(exact.pixels, fast.pixels)

@@ -116,7 +116,8 @@ def test_samples_without_a_label_leave_all_without_and_that_is_said(tmp_path):
     path = shard(tmp_path / "a.tar", {"png": encoded(), "cls": "1"}, {"png": encoded(1), "txt": "x"})
     found = listing(path)
     assert (found.labels, found.classes) == (None, ())
-    assert found.notes == ("no labels: 1 of 2 samples bring none (.cls, or label, cls, class in .json)",)
+    note = "no labels: 1 of 2 samples bring none (.cls, or label, cls, class in .json); --labels cls or json leaves those out"
+    assert found.notes == (note,)
 
 
 def test_samples_without_the_label_that_was_asked_for_are_left_out(tmp_path):

@@ -41,7 +41,7 @@ class Arguments:
     count: int | None = None
     """Training pictures of each class, for the avatars alone."""
     fast_jpeg: bool = False
-    """Decode large JPEGs at a fraction of their size where twice SIZE is left: faster, pixels differ slightly."""
+    """Let the JPEG decoder halve large pictures instead of the BOX filter: much faster, pixels differ slightly."""
     encode_above_gb: float = 64.0
     """A store of more GB of pixels than this is losslessly encoded: a third to a half of the room, decoded while training."""
     workers: int | None = None

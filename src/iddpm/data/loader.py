@@ -94,7 +94,7 @@ class Batches:
         self._pictures = store.indices(split)
         self._orders: dict[int, np.ndarray] = {}
         if not len(self._pictures):
-            raise DataError(f"{store.path}: no picture is in the split {split!r}", "prepare more pictures")
+            raise _empty(store, split)
 
     @property
     def epoch_size(self) -> int:
@@ -145,7 +145,7 @@ def fixed_order(store: Store, split: Split, num: int | None = None) -> Int64[np.
     """
     pictures = store.indices(split)
     if not len(pictures):
-        raise DataError(f"{store.path}: no picture is in the split {split!r}", "prepare more pictures")
+        raise _empty(store, split)
     return pictures[permutation(0, 0, len(pictures))][:num]
 
 
@@ -160,6 +160,11 @@ def in_order(
     for start in range(0, len(pictures), batch_size):
         index = pictures[start : start + batch_size]
         yield _gather(store, index, np.arange(start, start + len(index)), size or store.size)
+
+
+def _empty(store: Store, split: Split) -> DataError:
+    name = split.replace("_", "-")
+    return DataError(f"{store.path}: no picture is in the split {name}", "take another split, or prepare more pictures")
 
 
 class Prefetch:

@@ -114,6 +114,8 @@ def open_source(
     if asked.given in KNOWN:
         return _known(asked, downloads)
     if asked.given.startswith(HUB):
+        if asked.given == HUB:
+            raise DataError("hf: names no dataset", "allowed: hf:NAME or hf:NAME:CONFIG")
         return huggingface(asked.given, asked.given, labels)
     return _at_path(asked)
 
@@ -162,6 +164,8 @@ def _known(asked: _Asked, downloads: Path | None) -> Source:
 
 
 def _at_path(asked: _Asked) -> Source:
+    if not asked.given:
+        raise DataError("the source is empty", f"allowed: a path, or one of {', '.join(NAMES)}")
     if not os.path.exists(asked.given):
         raise DataError(f"{asked.given}: no such file or folder", f"allowed: a path, or one of {', '.join(NAMES)}")
     if is_store(asked.given):
@@ -175,7 +179,7 @@ def _at_path(asked: _Asked) -> Source:
             return opened(asked)
     raise DataError(
         f"{asked.given}: this kind of file cannot be read",
-        "allowed: a folder, .zip, .tar (also .gz, .bz2, .xz), .npz, .npy, or the files of CIFAR, MNIST or ImageNet 64x64",
+        "allowed: a folder, .zip, .tar (also .gz, .bz2, .xz), .npz, .npy, an IDX file; of CIFAR, Parquet and LSUN the folder",
     )
 
 

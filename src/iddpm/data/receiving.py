@@ -97,10 +97,9 @@ def _asked(url: str, start: int, timeout: float) -> Any:
     headers = {"User-Agent": "iddpm", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
-    try:
-        request = Request(url, headers=headers)
-    except ValueError as error:
-        raise ConfigError(f"{url} is not a URL", "allowed: http://..., https://..., file://...") from error
+    if not url.startswith(("http://", "https://", "file://")):
+        raise ConfigError(f"{url} is not a URL", "allowed: http://..., https://..., file://...")
+    request = Request(url, headers=headers)
     return build_opener().open(request, timeout=timeout)  # looks up today's proxies; `urlopen` keeps the first it saw
 
 

@@ -125,6 +125,11 @@ def as_pictures(where: str, array: np.ndarray) -> UInt8[np.ndarray, "n h w"] | U
     Raises:
         DataError: Another type or shape, or no picture.
     """
+    if array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] in (3, 4) and array.shape[1] > 4:
+        raise DataError(
+            f"{where} is {array.dtype} {list(array.shape)}: one picture in colour, or {len(array)} very narrow grey ones?",
+            "allowed: uint8 [n, h, w, 3]; save one picture as array[None], grey ones as array[..., None]",
+        )
     last = array.ndim == 4 and array.shape[3] in (1, 3, 4)
     first = array.ndim == 4 and not last and array.shape[1] in (1, 3)
     if array.dtype != np.uint8 or not array.size or not (array.ndim == 3 or last or first):

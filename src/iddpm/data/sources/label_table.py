@@ -102,7 +102,7 @@ def read_table(content: bytes, name: str, shown: str, folder: str = "") -> Label
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{shown}: not a text file in UTF-8 (byte {error.start})", f"allowed: {TABLES}") from error
+        raise DataError(f"{shown}: not a text file in UTF-8 (byte {error.start})", "save it as UTF-8") from error
     numbers: dict[str, int] = {}
     label_of = array("q")
 

@@ -49,8 +49,9 @@ def tree_source(
     """
     tree = gather(entries, labels)
     if not tree.paths:
-        shown = f" ({tree.ignored.count} other files)" if tree.ignored.count else ""
-        raise DataError(f"{given}: no picture file there{shown}", "allowed: " + " ".join(sorted(SUFFIXES)))
+        ignored = tree.ignored
+        first = f"; the first of {ignored.count} other files: {_reason(ignored.listed[0])}" if ignored.count else ""
+        raise DataError(f"{given}: no picture file there{first}", "allowed: " + " ".join(sorted(SUFFIXES)))
     roles = folder_roles(tree.folders)
     labelling = label_pictures(given, tree, roles, labels, read_table)
     asked = labels if labelling.digest is None else "table"
@@ -64,6 +65,10 @@ def tree_source(
         fingerprint=fingerprint(kind, asked, labelling.digest, tree.digest, *state),
     )
     return Source(listing=listing, places=places(paths, at), read=read, pool=pool)
+
+
+def _reason(left_out: LeftOut) -> str:
+    return f"{left_out.name}: {left_out.reason}"
 
 
 def listed(

@@ -260,7 +260,11 @@ def _own_labels(
     count, total = int(missing.sum()), int(inside.sum())
     where = ".cls, or label, cls, class in .json" if labels == "auto" else f".{labels}"
     if labels == "auto" and count:
-        return Labelling(notes=(f"no labels: {count} of {total} samples bring none ({where})",))
+        return Labelling(
+            notes=(
+                f"no labels: {count} of {total} samples bring none ({where}); --labels cls or json leaves those out",
+            )
+        )
     if count == total:
         raise DataError(f"{given}: no sample has a label ({where})", "use labels none, or a table's path")
     texts = [text for text, number in numbers.items() if (label_of[inside] == number).any()]
