@@ -11,9 +11,10 @@ import pytest
 
 from http_files import serving
 from iddpm.cli.main import main
-from iddpm.data import known_sets, opening
-from iddpm.data.download import Remote
-from iddpm.data.known_sets import KNOWN, KnownSet
+from iddpm.data import opening
+from iddpm.data.remote import known_sets
+from iddpm.data.remote.download import Remote
+from iddpm.data.remote.known_sets import KNOWN, KnownSet
 from python_2 import python_2
 
 NAME = "cifar10/cifar-10-python.tar.gz"
@@ -87,7 +88,7 @@ def missing(server):
     ("fault", "words"), [(cut_for_good, "cut off after"), (another_file, "sha256"), (missing, "HTTP 404")]
 )
 def test_what_a_server_does_wrong_is_told_in_two_lines(mirror, tmp_path, capsys, fault, words, monkeypatch):
-    monkeypatch.setattr("iddpm.data.download.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("iddpm.data.remote.download.time.sleep", lambda seconds: None)
     fault(mirror)
     assert main(["prepare", "cifar10", "--size", "32", "--out", str(tmp_path / "store")]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("downloading")]
@@ -107,7 +108,7 @@ def test_a_refused_connection_is_told_in_two_lines(mirror, tmp_path, capsys, mon
 
 
 def test_a_download_that_was_cut_goes_on(mirror, tmp_path, monkeypatch):
-    monkeypatch.setattr("iddpm.data.download.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("iddpm.data.remote.download.time.sleep", lambda seconds: None)
     mirror.cuts = [5000]
     assert main(["prepare", "cifar10", "--size", "32", "--out", str(tmp_path / "store")]) == 0
     assert mirror.asked[1] == (f"/{NAME}", "bytes=5000-")

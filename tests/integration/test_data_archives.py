@@ -21,8 +21,8 @@ from PIL import Image
 
 from iddpm.data.frame import Frame, UnusablePictureError
 from iddpm.data.preparing import prepare
-from iddpm.data.sources.archive import is_tar_folder, tar_archive, tar_folder, zip_archive
-from iddpm.data.sources.folder import folder
+from iddpm.data.sources.archives.archive import is_tar_folder, tar_archive, tar_folder, zip_archive
+from iddpm.data.sources.tree.folder import folder
 from iddpm.runtime.errors import DataError, OutputError
 
 KINDS = ("zip", "tar", "tar.gz")

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from iddpm.data.preparing import prepare
-from iddpm.data.sources.archive import is_tar_folder, tar_folder, zip_archive
-from iddpm.data.sources.folder import folder
+from iddpm.data.sources.archives.archive import is_tar_folder, tar_folder, zip_archive
+from iddpm.data.sources.tree.folder import folder
 from iddpm.runtime.errors import DataError
 
 TRAIN = {f"train/{name}/{name}_{index}.JPEG": index for name in ("n01440764", "n01443537") for index in range(3)}

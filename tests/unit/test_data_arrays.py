@@ -8,7 +8,7 @@ import pytest
 from iddpm.data import scratch
 from iddpm.data.frame import Frame
 from iddpm.data.scratch import in_scratch, unpacked
-from iddpm.data.sources.arrays import Numbered, Part, array_source, as_labels
+from iddpm.data.sources.arrays.arrays import Numbered, Part, array_source, as_labels
 from iddpm.runtime.errors import DataError, OutputError
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from iddpm.data.frame import Frame
 from iddpm.data.preparing import prepare
-from iddpm.data.sources.cifar import cifar, is_cifar
+from iddpm.data.sources.arrays.cifar import cifar, is_cifar
 from iddpm.runtime.errors import ConfigError, DataError
 from python_2 import python_2
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from http_files import refusing, serving
-from iddpm.data import download
-from iddpm.data.download import Remote, fetch
+from iddpm.data.remote import download
+from iddpm.data.remote.download import Remote, fetch
 from iddpm.runtime.errors import ConfigError, DataError, OutputError
 
 CONTENT = random.Random(0).randbytes(300_000)
@@ -316,7 +316,7 @@ def test_two_threads_download_once(server, tmp_path):
 def start(file, folder):
     code = f"""
 from pathlib import Path
-from iddpm.data.download import Remote, fetch
+from iddpm.data.remote.download import Remote, fetch
 fetch({file!r}, Path({str(folder)!r}), pause=0.0)
 """
     source = str(Path(download.__file__).parents[2])

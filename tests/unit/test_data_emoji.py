@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from iddpm.data.frame import Frame, decode, pixels_of
-from iddpm.data.sources import emoji as module
-from iddpm.data.sources.emoji import GROUPS, emoji
+from iddpm.data.sources.built_in import emoji as module
+from iddpm.data.sources.built_in.emoji import GROUPS, emoji
 from iddpm.runtime.errors import DataError
 
 

@@ -17,8 +17,8 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as Pictures
 
 from iddpm.data.frame import Frame, UnusablePictureError
-from iddpm.data.sources import huggingface as module
-from iddpm.data.sources.huggingface import huggingface, is_saved_dataset
+from iddpm.data.sources.hub import huggingface as module
+from iddpm.data.sources.hub.huggingface import huggingface, is_saved_dataset
 from iddpm.runtime.errors import ConfigError, DataError
 
 FRAME = Frame(size=4)
@@ -406,7 +406,7 @@ def test_missing_package_says_what_to_install(tmp_path, monkeypatch):
 def test_name_without_network_is_one_line_and_nothing_else_and_brings_no_torch(tmp_path):
     code = """
 import sys
-from iddpm.data.sources.huggingface import huggingface
+from iddpm.data.sources.hub.huggingface import huggingface
 from iddpm.runtime.errors import DataError
 try:
     huggingface("hf:nobody/nothing", "hf:nobody/nothing")

@@ -10,8 +10,8 @@ import pytest
 
 from iddpm.data.frame import Frame
 from iddpm.data.preparing import prepare
-from iddpm.data.sources.fashion_mnist import fashion_mnist
-from iddpm.data.sources.idx import idx, is_idx
+from iddpm.data.sources.arrays.idx import idx, is_idx
+from iddpm.data.sources.built_in.fashion_mnist import fashion_mnist
 from iddpm.runtime.errors import ConfigError, DataError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (8, 28, 28), dtype=np.uint8)

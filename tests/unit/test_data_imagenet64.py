@@ -10,7 +10,7 @@ import pytest
 
 from iddpm.data.frame import Frame
 from iddpm.data.preparing import prepare
-from iddpm.data.sources.imagenet64 import imagenet64, is_imagenet64
+from iddpm.data.sources.arrays.imagenet64 import imagenet64, is_imagenet64
 from iddpm.runtime.errors import ConfigError, DataError
 from python_2 import python_2
 

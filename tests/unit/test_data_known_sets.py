@@ -4,8 +4,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from http_files import refusing, serving
-from iddpm.data.download import Remote
-from iddpm.data.known_sets import KNOWN, KnownSet, fetch_known
+from iddpm.data.remote.download import Remote
+from iddpm.data.remote.known_sets import KNOWN, KnownSet, fetch_known
 from iddpm.runtime.errors import ConfigError, DataError
 
 FILES = [(name, file) for name, known in KNOWN.items() for file in known.files]

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from iddpm.data.names import Names
-from iddpm.data.sources.label_match import match
-from iddpm.data.sources.label_table import number_classes, read_table
+from iddpm.data.sources.tree.label_match import match
+from iddpm.data.sources.tree.label_table import number_classes, read_table
 from iddpm.runtime.errors import DataError
 
 

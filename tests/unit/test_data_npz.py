@@ -12,8 +12,8 @@ from numpy.lib import format as npy
 
 from iddpm.data.frame import Frame
 from iddpm.data.preparing import prepare
-from iddpm.data.sources import npz as module
-from iddpm.data.sources.npz import npz
+from iddpm.data.sources.arrays import npz as module
+from iddpm.data.sources.arrays.npz import npz
 from iddpm.runtime.errors import ConfigError, DataError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)

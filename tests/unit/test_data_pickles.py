@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iddpm.data.sources.pickles import plain_pickle
+from iddpm.data.sources.arrays.pickles import plain_pickle
 from iddpm.runtime.errors import DataError
 from python_2 import python_2
 
@@ -114,7 +114,7 @@ def harmless(monkeypatch):
         ("numpy.core.multiarray", "fromfile"),
         ("_codecs", "encode.__self__"),
         ("codecs", "open"),
-        ("iddpm.data.sources.pickles", "plain_pickle"),
+        ("iddpm.data.sources.arrays.pickles", "plain_pickle"),
         ("functools", "partial"),
         ("copyreg", "_reconstructor"),
     ],

@@ -10,8 +10,8 @@ from PIL import Image
 
 from iddpm.data.frame import Frame
 from iddpm.data.opening import open_source
-from iddpm.data.sources.avatars import STYLES, all_styles, avatars
-from iddpm.data.sources.digits import digits
+from iddpm.data.sources.built_in.avatars import STYLES, all_styles, avatars
+from iddpm.data.sources.built_in.digits import digits
 from iddpm.data.store import content_hash
 from iddpm.runtime.errors import ConfigError, DataError
 

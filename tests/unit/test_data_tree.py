@@ -12,13 +12,13 @@ import pytest
 from iddpm.data.frame import Frame, UnusablePictureError
 from iddpm.data.listing import LISTED, natural_key
 from iddpm.data.names import Names
-from iddpm.data.sources import folder as folder_module
-from iddpm.data.sources.entries import Entry, gather
-from iddpm.data.sources.folder import folder
-from iddpm.data.sources.members import Member, entries_of, indexed, normal_path
-from iddpm.data.sources.positioned import named_file
-from iddpm.data.sources.roles import folder_roles, shared_folders
+from iddpm.data.sources.archives.members import Member, entries_of, indexed, normal_path
+from iddpm.data.sources.archives.positioned import named_file
 from iddpm.data.sources.sides import side_in
+from iddpm.data.sources.tree import folder as folder_module
+from iddpm.data.sources.tree.entries import Entry, gather
+from iddpm.data.sources.tree.folder import folder
+from iddpm.data.sources.tree.roles import folder_roles, shared_folders
 from iddpm.runtime.errors import DataError
 
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from iddpm.data.frame import Frame
-from iddpm.data.sources.archive import is_tar_folder
-from iddpm.data.sources.webdataset import is_webdataset, webdataset
+from iddpm.data.sources.archives.archive import is_tar_folder
+from iddpm.data.sources.archives.webdataset import is_webdataset, webdataset
 from iddpm.runtime.errors import ConfigError, DataError
 
 

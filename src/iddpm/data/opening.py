@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from iddpm.data.known_sets import KNOWN, fetch_known
 from iddpm.data.listing import Source, fingerprint
-from iddpm.data.sources.archive import is_tar_folder, tar_archive, tar_folder, zip_archive
-from iddpm.data.sources.arrays import check_labels_option
-from iddpm.data.sources.avatars import STYLES, all_styles, avatars
-from iddpm.data.sources.cifar import cifar, is_cifar
-from iddpm.data.sources.digits import digits
-from iddpm.data.sources.emoji import emoji
-from iddpm.data.sources.fashion_mnist import SYSTEM_FOLDER, fashion_mnist
-from iddpm.data.sources.folder import folder
-from iddpm.data.sources.huggingface import huggingface, is_saved_dataset
-from iddpm.data.sources.idx import idx, is_idx
-from iddpm.data.sources.imagenet64 import imagenet64, is_imagenet64
+from iddpm.data.remote.known_sets import KNOWN, fetch_known
+from iddpm.data.sources.archives.archive import is_tar_folder, tar_archive, tar_folder, zip_archive
+from iddpm.data.sources.archives.tar_index import is_tar_name
+from iddpm.data.sources.archives.webdataset import is_webdataset, webdataset
+from iddpm.data.sources.arrays.arrays import check_labels_option
+from iddpm.data.sources.arrays.cifar import cifar, is_cifar
+from iddpm.data.sources.arrays.idx import idx, is_idx
+from iddpm.data.sources.arrays.imagenet64 import imagenet64, is_imagenet64
+from iddpm.data.sources.arrays.npz import npz
+from iddpm.data.sources.built_in.avatars import STYLES, all_styles, avatars
+from iddpm.data.sources.built_in.digits import digits
+from iddpm.data.sources.built_in.emoji import emoji
+from iddpm.data.sources.built_in.fashion_mnist import SYSTEM_FOLDER, fashion_mnist
+from iddpm.data.sources.hub.huggingface import huggingface, is_saved_dataset
 from iddpm.data.sources.lsun import is_lsun, lsun
-from iddpm.data.sources.npz import npz
-from iddpm.data.sources.tar_index import is_tar_name
-from iddpm.data.sources.webdataset import is_webdataset, webdataset
+from iddpm.data.sources.tree.folder import folder
 from iddpm.data.store import is_store
 from iddpm.runtime.errors import ConfigError, DataError
 from iddpm.runtime.telling import SILENT, Listener

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from iddpm.data.names import Names, one_line
-from iddpm.data.sources.entries import SUFFIXES, suffix_of
-from iddpm.data.sources.label_table import LabelTable
+from iddpm.data.sources.tree.entries import SUFFIXES, suffix_of
+from iddpm.data.sources.tree.label_table import LabelTable
 from iddpm.runtime.errors import DataError
 
 __all__ = ["match"]

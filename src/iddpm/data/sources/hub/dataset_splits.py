@@ -10,10 +10,10 @@ from typing import Any
 
 from iddpm.data.listing import natural_key
 from iddpm.data.names import one_line
-from iddpm.data.sources.folder import has_pictures_near
-from iddpm.data.sources.parquet import ParquetRows
+from iddpm.data.sources.hub.parquet import ParquetRows
 from iddpm.data.sources.sides import HELD_OUT, TRAIN
 from iddpm.data.sources.state import file_state
+from iddpm.data.sources.tree.folder import has_pictures_near
 from iddpm.runtime.errors import DataError
 
 __all__ = ["Split", "is_arrow", "is_parquet", "open_splits", "quiet"]

@@ -13,10 +13,10 @@ from typing import Any
 
 from iddpm.data.listing import Source, fingerprint
 from iddpm.data.scratch import in_scratch
-from iddpm.data.sources.arrays import Part, array_source, as_labels, as_planes, check_labels_option
-from iddpm.data.sources.npz import member_arrays
-from iddpm.data.sources.pickles import plain_pickle
-from iddpm.data.sources.raw_files import names_in
+from iddpm.data.sources.arrays.arrays import Part, array_source, as_labels, as_planes, check_labels_option
+from iddpm.data.sources.arrays.npz import member_arrays
+from iddpm.data.sources.arrays.pickles import plain_pickle
+from iddpm.data.sources.arrays.raw_files import names_in
 from iddpm.data.sources.state import file_state
 from iddpm.runtime.errors import DataError
 

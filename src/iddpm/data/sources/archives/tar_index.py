@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 from iddpm.data.names import one_line
 from iddpm.data.progress import Tell
 from iddpm.data.scratch import unpacked
-from iddpm.data.sources.positioned import NamedFile, UnnamedFile, named_file
+from iddpm.data.sources.archives.positioned import NamedFile, UnnamedFile, named_file
 from iddpm.runtime.errors import DataError
 
 __all__ = ["Tar", "headers", "is_tar_name", "open_tars", "tar_stem", "unpacking"]

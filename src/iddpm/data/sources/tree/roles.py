@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from iddpm.data.sources.entries import Parts
 from iddpm.data.sources.sides import HELD_OUT, TRAIN, is_split
+from iddpm.data.sources.tree.entries import Parts
 
 __all__ = ["Role", "folder_roles", "shared_folders"]
 

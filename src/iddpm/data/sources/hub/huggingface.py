@@ -19,8 +19,8 @@ from jaxtyping import Bool, Int64
 from iddpm.data.frame import Frame, Picture, UnusablePictureError, from_file
 from iddpm.data.listing import LISTED, LeftOut, Listing, Source, Tally, fingerprint, natural_key
 from iddpm.data.names import Names, printable, printable_names
-from iddpm.data.sources.arrays import MOST_CLASSES
-from iddpm.data.sources.dataset_splits import Split, is_arrow, is_parquet, open_splits, quiet
+from iddpm.data.sources.arrays.arrays import MOST_CLASSES
+from iddpm.data.sources.hub.dataset_splits import Split, is_arrow, is_parquet, open_splits, quiet
 from iddpm.data.sources.sides import HELD_OUT, TRAIN
 from iddpm.data.sources.state import failed, failed_within
 from iddpm.runtime.errors import ConfigError, DataError

@@ -9,11 +9,11 @@ from jaxtyping import Bool, Int64
 
 from iddpm.data.listing import natural_key
 from iddpm.data.names import one_line, printable
-from iddpm.data.sources.entries import Tree
-from iddpm.data.sources.label_match import match
-from iddpm.data.sources.label_table import LabelTable, number_classes, open_tables
-from iddpm.data.sources.roles import Role, shared_folders
 from iddpm.data.sources.sides import TRAIN
+from iddpm.data.sources.tree.entries import Tree
+from iddpm.data.sources.tree.label_match import match
+from iddpm.data.sources.tree.label_table import LabelTable, number_classes, open_tables
+from iddpm.data.sources.tree.roles import Role, shared_folders
 from iddpm.runtime.errors import DataError
 
 __all__ = ["MODES", "Labelling", "label_pictures"]

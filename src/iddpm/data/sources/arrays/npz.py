@@ -18,8 +18,8 @@ from numpy.lib import format as npy
 
 from iddpm.data.listing import Source, fingerprint
 from iddpm.data.scratch import PIECE, unpacked
-from iddpm.data.sources.arrays import Part, array_source, as_labels, as_pictures, check_labels_option
-from iddpm.data.sources.raw_files import mapped
+from iddpm.data.sources.arrays.arrays import Part, array_source, as_labels, as_pictures, check_labels_option
+from iddpm.data.sources.arrays.raw_files import mapped
 from iddpm.data.sources.sides import HELD_OUT, TRAIN
 from iddpm.data.sources.state import file_state
 from iddpm.runtime.errors import DataError, IddpmError

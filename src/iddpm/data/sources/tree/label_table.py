@@ -17,7 +17,7 @@ from jaxtyping import Int64
 
 from iddpm.data.listing import natural_key
 from iddpm.data.names import Names, one_line, printable
-from iddpm.data.sources.arrays import MOST_CLASSES
+from iddpm.data.sources.arrays.arrays import MOST_CLASSES
 from iddpm.runtime.errors import DataError
 
 __all__ = ["TABLES", "LabelTable", "label_text", "number_classes", "open_tables", "read_table"]

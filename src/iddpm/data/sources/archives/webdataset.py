@@ -21,18 +21,18 @@ from iddpm.data.frame import UnusablePictureError
 from iddpm.data.listing import LISTED, LeftOut, Source, Tally, fingerprint, natural_key
 from iddpm.data.names import Names, printable
 from iddpm.data.progress import Tell
-from iddpm.data.sources.archive import PiecesReader, first_tar, tar_member
-from iddpm.data.sources.entries import SUFFIXES, Tree, suffix_of
-from iddpm.data.sources.folder import files_below, read_whole
-from iddpm.data.sources.label_table import label_text, number_classes
-from iddpm.data.sources.labels import Labelling, label_pictures
-from iddpm.data.sources.members import Member, Rows
-from iddpm.data.sources.positioned import pool_of
-from iddpm.data.sources.roles import Role
+from iddpm.data.sources.archives.archive import PiecesReader, first_tar, tar_member
+from iddpm.data.sources.archives.members import Member, Rows
+from iddpm.data.sources.archives.positioned import pool_of
+from iddpm.data.sources.archives.tar_index import Tar, is_tar_name, open_tars, tar_stem, unpacking
 from iddpm.data.sources.sides import HELD_OUT, TRAIN, is_split, side_in
 from iddpm.data.sources.state import file_state
-from iddpm.data.sources.tar_index import Tar, is_tar_name, open_tars, tar_stem, unpacking
-from iddpm.data.sources.tree import listed
+from iddpm.data.sources.tree.entries import SUFFIXES, Tree, suffix_of
+from iddpm.data.sources.tree.folder import files_below, read_whole
+from iddpm.data.sources.tree.label_table import label_text, number_classes
+from iddpm.data.sources.tree.labels import Labelling, label_pictures
+from iddpm.data.sources.tree.roles import Role
+from iddpm.data.sources.tree.tree import listed
 from iddpm.runtime.errors import ConfigError, DataError
 
 __all__ = ["is_webdataset", "webdataset"]

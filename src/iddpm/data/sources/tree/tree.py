@@ -8,10 +8,10 @@ from jaxtyping import Bool, Int64
 
 from iddpm.data.listing import LISTED, LeftOut, Listing, Pool, Reader, Source, Tally, fingerprint, natural_key
 from iddpm.data.names import Names, printable, printable_names
-from iddpm.data.sources.entries import SUFFIXES, Entry, Tree, gather
-from iddpm.data.sources.labels import Labelling, label_pictures
-from iddpm.data.sources.roles import Role, folder_roles
 from iddpm.data.sources.sides import TRAIN, split_words
+from iddpm.data.sources.tree.entries import SUFFIXES, Entry, Tree, gather
+from iddpm.data.sources.tree.labels import Labelling, label_pictures
+from iddpm.data.sources.tree.roles import Role, folder_roles
 from iddpm.runtime.errors import DataError
 
 __all__ = ["listed", "tree_source"]

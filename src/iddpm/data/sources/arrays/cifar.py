@@ -12,11 +12,11 @@ import numpy as np
 
 from iddpm.data.listing import Source, fingerprint
 from iddpm.data.scratch import PIECE, in_scratch, unpacked
-from iddpm.data.sources.arrays import Part, array_source, as_labels, as_planes, check_labels_option
-from iddpm.data.sources.entries import SUFFIXES
-from iddpm.data.sources.pickles import plain_pickle
-from iddpm.data.sources.raw_files import names_in, open_plain
+from iddpm.data.sources.arrays.arrays import Part, array_source, as_labels, as_planes, check_labels_option
+from iddpm.data.sources.arrays.pickles import plain_pickle
+from iddpm.data.sources.arrays.raw_files import names_in, open_plain
 from iddpm.data.sources.state import file_state
+from iddpm.data.sources.tree.entries import SUFFIXES
 from iddpm.runtime.errors import DataError, IddpmError
 
 __all__ = ["cifar", "is_cifar"]

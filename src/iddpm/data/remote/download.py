@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from iddpm.data.progress import Tell
-from iddpm.data.receiving import DroppedError, FailedError, receive, size_of
+from iddpm.data.remote.receiving import DroppedError, FailedError, receive, size_of
 from iddpm.runtime.errors import DataError, OutputError
 from iddpm.runtime.files import write_text
 

@@ -15,9 +15,9 @@ from jaxtyping import Int64
 from iddpm.data.frame import Frame, Picture, UnusablePictureError, from_file
 from iddpm.data.listing import Source, natural_key
 from iddpm.data.names import Names, printable
-from iddpm.data.sources.entries import SUFFIXES, Entry, Parts, is_hidden_folder, suffix_of
 from iddpm.data.sources.state import changed, content_state, failed, failed_within, stamp
-from iddpm.data.sources.tree import tree_source
+from iddpm.data.sources.tree.entries import SUFFIXES, Entry, Parts, is_hidden_folder, suffix_of
+from iddpm.data.sources.tree.tree import tree_source
 from iddpm.runtime.errors import DataError
 
 __all__ = ["files_below", "folder", "has_pictures_near", "read_whole"]

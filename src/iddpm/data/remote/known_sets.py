@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from iddpm.data.download import Remote, fetch
 from iddpm.data.progress import Tell
+from iddpm.data.remote.download import Remote, fetch
 from iddpm.runtime.errors import ConfigError
 
 __all__ = ["KNOWN", "KnownSet", "fetch_known"]

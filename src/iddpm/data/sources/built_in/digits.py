@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from iddpm.data.listing import Source, fingerprint
-from iddpm.data.sources.arrays import Part, array_source
+from iddpm.data.sources.arrays.arrays import Part, array_source
 from iddpm.runtime.errors import DataError
 
 __all__ = ["digits"]

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from iddpm.data.known_sets import KNOWN
 from iddpm.data.listing import Source
-from iddpm.data.sources.idx import idx
+from iddpm.data.remote.known_sets import KNOWN
+from iddpm.data.sources.arrays.idx import idx
 from iddpm.runtime.errors import DataError
 
 __all__ = ["SYSTEM_FOLDER", "fashion_mnist"]

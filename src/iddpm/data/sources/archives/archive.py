@@ -11,15 +11,15 @@ from iddpm.data.frame import Frame, Picture, UnusablePictureError, from_file
 from iddpm.data.listing import Source, natural_key
 from iddpm.data.names import one_line
 from iddpm.data.progress import Tell
-from iddpm.data.sources.entries import SUFFIXES, Entry, suffix_of
-from iddpm.data.sources.folder import files_below
-from iddpm.data.sources.members import Member, Members, Rows, entries_of, indexed, normal_path
-from iddpm.data.sources.positioned import NamedFile, UnnamedFile, named_file, pool_of
+from iddpm.data.sources.archives.members import Member, Members, Rows, entries_of, indexed, normal_path
+from iddpm.data.sources.archives.positioned import NamedFile, UnnamedFile, named_file, pool_of
+from iddpm.data.sources.archives.tar_index import Tar, is_tar_name, open_tars, tar_stem
+from iddpm.data.sources.archives.zip_index import WIDTH, unpacked_member, zip_members
 from iddpm.data.sources.sides import is_split, side_in
 from iddpm.data.sources.state import file_state
-from iddpm.data.sources.tar_index import Tar, is_tar_name, open_tars, tar_stem
-from iddpm.data.sources.tree import tree_source
-from iddpm.data.sources.zip_index import WIDTH, unpacked_member, zip_members
+from iddpm.data.sources.tree.entries import SUFFIXES, Entry, suffix_of
+from iddpm.data.sources.tree.folder import files_below
+from iddpm.data.sources.tree.tree import tree_source
 from iddpm.runtime.errors import DataError
 
 __all__ = [

@@ -11,7 +11,7 @@ from jaxtyping import Int64
 
 from iddpm.data.listing import natural_key
 from iddpm.data.names import Names
-from iddpm.data.sources.entries import Entry, Parts, is_hidden_folder
+from iddpm.data.sources.tree.entries import Entry, Parts, is_hidden_folder
 
 __all__ = ["Member", "Members", "Rows", "entries_of", "indexed", "normal_path"]
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from iddpm.data.listing import Source, fingerprint
 from iddpm.data.scratch import unpacked
-from iddpm.data.sources.arrays import Part, array_source, as_labels, check_labels_option
-from iddpm.data.sources.raw_files import mapped, names_in, open_plain
+from iddpm.data.sources.arrays.arrays import Part, array_source, as_labels, check_labels_option
+from iddpm.data.sources.arrays.raw_files import mapped, names_in, open_plain
 from iddpm.data.sources.state import file_state
 from iddpm.runtime.errors import DataError, IddpmError
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from iddpm.data.frame import UnusablePictureError
-from iddpm.data.sources.members import Member, normal_path
-from iddpm.data.sources.positioned import NamedFile
+from iddpm.data.sources.archives.members import Member, normal_path
+from iddpm.data.sources.archives.positioned import NamedFile
 from iddpm.runtime.errors import DataError
 
 __all__ = ["WIDTH", "unpacked_member", "zip_members"]

@@ -1,0 +1,1 @@
+"""Files from the network: the well-known sets by name."""

@@ -1,0 +1,1 @@
+"""Archives of picture files, read without unpacking them."""

@@ -1,0 +1,1 @@
+"""Sets that come with the project or its packages."""
