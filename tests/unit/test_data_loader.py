@@ -84,9 +84,9 @@ def test_no_labels(tmp_path):
 
 def test_empty_split_is_refused(tmp_path):
     store = stored(tmp_path, 1)
-    with pytest.raises(DataError, match="held_out"):
+    with pytest.raises(DataError, match="held-out"):
         Batches(store, "held_out", 2, seed=0)
-    with pytest.raises(DataError, match="held_out"):
+    with pytest.raises(DataError, match="held-out"):
         fixed_order(store, "held_out")
 
 
