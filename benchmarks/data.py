@@ -54,7 +54,7 @@ print(json.dumps({"used": len(result.store), "seconds": result.seconds, "peak_by
 
 def main() -> None:
     """Measure, print, write a record."""
-    flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    flags = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     flags.add_argument("--pictures", type=int, default=50_000, help="JPEGs to prepare (default: %(default)s)")
     flags.add_argument("--size", type=int, default=64, help="of the store (default: %(default)s)")
     flags.add_argument("--work", type=Path, default=Path("build/bench-data"), help="scratch (default: %(default)s)")

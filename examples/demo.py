@@ -49,7 +49,7 @@ FIXED_SECONDS = 12.0
 
 def main() -> None:
     """Parse the flags and run; a mistake gives a line or two."""
-    flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    flags = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     flags.add_argument("--out", type=Path, default=Path("runs/demo"), help="run directory (default: %(default)s)")
     flags.add_argument(
         "--minutes", type=float, default=7.0, help="time for everything, in minutes (default: %(default)s)"
