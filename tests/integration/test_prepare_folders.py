@@ -106,6 +106,7 @@ def test_dat_08_numeric_classes_in_natural_order(folder, made_in):
             picture(folder / name / f"{number}.png", colour=COLOURS[name])
     store = prepared(folder).store
     assert store.classes == ("0", "1", "2", "10")
+    assert set(store.labels[store.train].tolist()) == {0, 1, 2, 3}  # copies of one colour do not leave training whole
     ten = store.read(np.flatnonzero(store.labels == label_of(store.classes, "10")))
     assert len(ten) == 4
     assert (ten == np.array(COLOURS["10"]).reshape(3, 1, 1)).all()
