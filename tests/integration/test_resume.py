@@ -163,6 +163,46 @@ def test_as_many_checkpoints_are_kept_as_asked(config, tmp_path):
     assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path / "run" / "checkpoints")] == [3, 4]
 
 
+def test_every_so_many_steps_a_checkpoint_is_kept_for_good(config, tmp_path):
+    train(with_train(config, steps=7, checkpoint_every=1, keep_checkpoints=2, keep_every=3), tmp_path / "run")
+    assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path / "run" / "checkpoints")] == [3, 6, 7]
+
+
+def test_a_file_named_stop_saves_and_stops_and_the_next_start_goes_on(config, tmp_path):
+    class Asking(Lines):
+        def progress(self, task, done, total, detail=""):
+            super().progress(task, done, total, detail)
+            if task == "training" and done == 2:
+                (tmp_path / "run" / "stop").touch()
+
+    told = Asking()
+    result = train(with_train(config, checkpoint_every=1000), tmp_path / "run", listener=told)
+    assert (result.step, result.stopped_by) == (2, str(tmp_path / "run" / "stop"))
+    assert "at step 2 of 4" in told.text
+    assert not (tmp_path / "run" / "stop").exists()
+    assert journalled(tmp_path / "run", "interrupt")[0]["stopped_by"] == result.stopped_by
+    assert train(with_train(config, checkpoint_every=1000), tmp_path / "run").step == 4
+    train(with_train(config, checkpoint_every=1000), tmp_path / "whole")
+    assert same(tensors_of(tmp_path / "run"), tensors_of(tmp_path / "whole"))
+
+
+def test_the_time_limit_saves_and_stops(config, tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    class Passing(Lines):
+        def progress(self, task, done, total, detail=""):
+            super().progress(task, done, total, detail)
+            now[0] += 1000.0 if task == "training" else 0.0
+
+    result = train(config, tmp_path / "run", time_limit_hours=0.8, listener=Passing())
+    assert (result.step, result.stopped_by) == (3, "the time limit")
+    assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path / "run" / "checkpoints")][-1] == 3
+    for hours in (0.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="allowed: a number above 0"):
+            train(config, tmp_path / "run", time_limit_hours=hours)
+
+
 def test_folder_with_something_else_in_it_is_refused(config, tmp_path):
     (tmp_path / "diary.txt").write_text("dear")
     with pytest.raises(OutputError, match="not empty"):

@@ -89,7 +89,7 @@ def test_same_config_is_the_same_run(config):
 
 CHANGES = {
     "steps": 999, "micro_batch_size": 4, "precision": "bf16", "channels_last": "yes", "log_every": 7,
-    "checkpoint_every": 7, "keep_checkpoints": 7, "preview_every": 7,
+    "checkpoint_every": 7, "keep_checkpoints": 7, "keep_every": 7, "preview_every": 7,
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from iddpm.runtime.errors import ConfigError
-from iddpm.training.settings import ConstantRate, CosineRate, TrainConfig, learning_rate
+from iddpm.training.settings import ConstantRate, CosineRate, InverseRootRate, TrainConfig, learning_rate
 
 
 @pytest.mark.parametrize(
@@ -11,6 +11,7 @@ from iddpm.training.settings import ConstantRate, CosineRate, TrainConfig, learn
     [
         ("steps", 0), ("steps", -1), ("batch_size", 0), ("micro_batch_size", 0), ("micro_batch_size", -2),
         ("preview_every", 0), ("log_every", 0), ("checkpoint_every", 0), ("keep_checkpoints", 0),
+        ("keep_every", 0),
         ("lr", 0.0), ("lr", -1e-4), ("lr", math.nan), ("lr", math.inf), ("grad_clip", 0.0), ("grad_clip", math.nan),
         ("seed", -1), ("seed", 2**63), ("ema", ()), ("ema", (0.9, 0.9)), ("ema", (1.0,)), ("ema", (-0.1,)),
     ],
@@ -52,3 +53,13 @@ def test_cosine_after_a_warm_up_starts_at_the_rate():
 def test_rates_of_a_run_as_long_as_its_warm_up_are_finite():
     train = TrainConfig(steps=5, lr=1e-3, lr_schedule=CosineRate(warmup_steps=5))
     assert all(0 < learning_rate(train, step) <= 1e-3 for step in range(5))
+
+
+def test_inverse_root_halves_the_rate_after_four_warm_ups():
+    train = TrainConfig(steps=10_000, lr=1e-3, lr_schedule=InverseRootRate(warmup_steps=100))
+    assert learning_rate(train, 49) == pytest.approx(5e-4)
+    assert learning_rate(train, 99) == pytest.approx(1e-3)
+    assert learning_rate(train, 399) == pytest.approx(5e-4)
+    assert learning_rate(train, 9_999) == pytest.approx(1e-4)
+    with pytest.raises(ConfigError, match=r"warmup-steps is 0; allowed: 1 or more"):
+        InverseRootRate(warmup_steps=0)

@@ -15,7 +15,7 @@ from iddpm.diffusion.timesteps import SecondMoment, Uniform
 from iddpm.experiment.config import RunConfig
 from iddpm.experiment.recipes import recipe
 from iddpm.runtime.errors import ConfigError
-from iddpm.training.settings import Adam, AdamW, ConstantRate, CosineRate
+from iddpm.training.settings import Adam, AdamW, ConstantRate, CosineRate, InverseRootRate
 
 __all__ = ["Arguments", "config_of", "run"]
 
@@ -49,8 +49,10 @@ class Arguments:
     """Switch how t is drawn."""
     optimizer: Literal["adam", "adamw"] | None = None
     """Switch the optimizer."""
-    lr_schedule: Literal["constant", "cosine"] | None = None
+    lr_schedule: Literal["constant", "cosine", "inverse-root"] | None = None
     """Switch the course of the learning rate."""
+    time_limit: float | None = None
+    """Hours from the start of the command after which training saves and stops, with exit status 0; so does a file RUN/stop."""
     device: str | None = None
     """cpu, cuda, cuda:N or mps; None: a CUDA device where there is one."""
     json: bool = False
@@ -68,7 +70,13 @@ def run(argv: list[str]) -> None:
     from iddpm.commands.train import train
 
     with telling() as listener:
-        result = train(arguments.config, out, device=arguments.device, listener=listener)
+        result = train(
+            arguments.config,
+            out,
+            device=arguments.device,
+            time_limit_hours=arguments.time_limit,
+            listener=listener,
+        )
     if arguments.json:
         print_json(asdict(result))
     else:
@@ -109,7 +117,11 @@ def _switched(config: RunConfig, argv: list[str]) -> RunConfig:
     objective: dict[str | None, Any] = {"simple": Simple(), "hybrid": Hybrid(), "vlb": Vlb()}
     sampling: dict[str | None, Any] = {"uniform": Uniform(), "second-moment": SecondMoment()}
     optimizer: dict[str | None, Any] = {"adam": Adam(), "adamw": AdamW()}
-    rate: dict[str | None, Any] = {"constant": ConstantRate(), "cosine": CosineRate()}
+    rate: dict[str | None, Any] = {
+        "constant": ConstantRate(),
+        "cosine": CosineRate(),
+        "inverse-root": InverseRootRate(),
+    }
     crop: dict[str | None, Any] = {"centre": CentreCrop(), "random": RandomCrop(), "whole": WholePicture()}
     diffusion = replace(config.diffusion, schedule=schedule.get(asked.schedule, config.diffusion.schedule))
     if asked.objective == "simple" and diffusion.variance == "learned_range":

@@ -1,6 +1,7 @@
 """`iddpm train`: start a run, or resume it by the same command."""
 
 import dataclasses
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,9 @@ _FIRST_ESTIMATE = 10
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """How training ended. `seconds` and `steps_done` are this session's; `stopped_by` is a signal's name or None."""
+    """How training ended. `seconds` and `steps_done` are this session's; `stopped_by` is a signal's name,
+    "the time limit", the path of RUN/stop, or None.
+    """
 
     path: str
     step: int
@@ -52,6 +55,7 @@ def train(
     out: Path,
     *,
     device: str | None = None,
+    time_limit_hours: float | None = None,
     prepare_seconds: float = 0.0,
     listener: Listener = SILENT,
 ) -> TrainResult:
@@ -61,6 +65,7 @@ def train(
         config: The run.
         out: The run directory; new, empty, or of the same run.
         device: A torch device; None: a CUDA device where there is one.
+        time_limit_hours: Training saves and stops at the first step after so long, counted from this call.
         prepare_seconds: What preparing the data took before this call, for the record.
         listener: Told what happens.
 
@@ -68,6 +73,7 @@ def train(
         InputError: A setting, the data or the place cannot be used; nothing has been trained then.
         TrainingError: The loss is no longer finite.
     """
+    deadline = _deadline(time_limit_hours)
     world = open_world(device)
     _check_source(config)
     build_net(config, torch.device("meta"))  # a network that cannot be is refused before any data is prepared
@@ -76,11 +82,17 @@ def train(
     config = config_for_store(config, store)
     with locked(out):
         run, changes = _enter(out, config, store, world, prepare_seconds + seconds)
-        return _train(config, run, changes, store, world, listener)
+        return _train(config, run, changes, store, world, deadline, listener)
 
 
 def _train(
-    config: RunConfig, run: RunDir, changes: dict[str, Any], store: Store, world: World, listener: Listener
+    config: RunConfig,
+    run: RunDir,
+    changes: dict[str, Any],
+    store: Store,
+    world: World,
+    deadline: float | None,
+    listener: Listener,
 ) -> TrainResult:
     data, train = config.data, config.train
     batches = Batches(store, "train", train.batch_size, train.seed, data.flip, data.size, data.crop)
@@ -109,6 +121,7 @@ def _train(
             listener=listener,
             hooks=_hooks(config, run, world, listener),
             data_cure=batches.cure,
+            deadline=deadline,
         )
         outcome = run_session(session, batches)
     _tell_end(run, config, outcome.step, outcome.seconds, outcome.stopped_by, listener)
@@ -122,6 +135,14 @@ def _train(
         resumed_from=resumed_from,
         store=str(store.path),
     )
+
+
+def _deadline(hours: float | None) -> float | None:
+    if hours is None:
+        return None
+    if not hours > 0:
+        raise ConfigError(f"a time limit of {hours} hours", "allowed: a number above 0; None for no limit")
+    return time.monotonic() + 3600 * hours
 
 
 def _check_source(config: RunConfig) -> None:

@@ -29,6 +29,7 @@ MAY_CHANGE = frozenset({"data.source", "data.labels", "data.background"}) | froz
         "log_every",
         "checkpoint_every",
         "keep_checkpoints",
+        "keep_every",
         "preview_every",
     )
 )

@@ -12,6 +12,7 @@ __all__ = [
     "AdamW",
     "ConstantRate",
     "CosineRate",
+    "InverseRootRate",
     "Optimizer",
     "RateSchedule",
     "TrainConfig",
@@ -56,7 +57,21 @@ class CosineRate:
     final: float = 0.0
 
 
-RateSchedule = ConstantRate | CosineRate
+@dataclass(frozen=True, kw_only=True)
+class InverseRootRate:
+    """Linear warm-up, then falling as one over the root of the step: half the rate after four times the warm-up."""
+
+    warmup_steps: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 1:
+            raise ConfigError(
+                f"train.lr-schedule.warmup-steps is {self.warmup_steps}; allowed: 1 or more",
+                "set --train.lr-schedule.warmup-steps",
+            )
+
+
+RateSchedule = ConstantRate | CosineRate | InverseRootRate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +104,15 @@ class TrainConfig:
     """Steps between two checkpoints; one is always written at the end."""
     keep_checkpoints: int = 3
     """Newest checkpoints that are kept."""
+    keep_every: int | None = None
+    """Checkpoints of every multiple of this step are kept for good; None: of none."""
     preview_every: int | None = None
     """Steps between two previews (a grid of samples); None: none."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "log_every", "checkpoint_every", "keep_checkpoints"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
-        for name in ("micro_batch_size", "preview_every"):
+        for name in ("micro_batch_size", "preview_every", "keep_every"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "1 or more, or None")
         _require(self.lr > 0 and math.isfinite(self.lr), "lr", self.lr, "a number above 0")
@@ -121,6 +138,8 @@ def learning_rate(train: TrainConfig, step: int) -> float:
             span = max(train.steps - schedule.warmup_steps, 1)
             done = min(max(step - schedule.warmup_steps, 0) / span, 1.0)
             return train.lr * warm * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
+        case InverseRootRate(warmup_steps=warmup):
+            return train.lr * min(warm, math.sqrt(warmup / (step + 1)))
 
 
 def _require(holds: bool, name: str, value: object, allowed: str) -> None:

@@ -38,7 +38,7 @@ def new_state(task: Task, optimizer: Optimizer, train: TrainConfig) -> TrainStat
 
 
 def save_state(state: TrainState, run: RunDir, train: TrainConfig, config: dict[str, Any]) -> Checkpoint:
-    """Write a checkpoint with everything in it, then remove those beyond `keep_checkpoints`."""
+    """Write a checkpoint with everything in it, then remove those beyond `keep_checkpoints`, but for every `keep_every`th step."""
     groups = {
         "model": state.task.module.state_dict(),
         "optimizer": optimizer_tensors(state.optimizer, state.task.module),
@@ -50,7 +50,8 @@ def save_state(state: TrainState, run: RunDir, train: TrainConfig, config: dict[
     # A newer one is a damaged one that was passed over on resume: it must not push out what is good.
     upto = [checkpoint for checkpoint in list_checkpoints(run.checkpoints) if checkpoint.step <= state.step]
     for old in upto[: -train.keep_checkpoints]:
-        shutil.rmtree(old.path, ignore_errors=True)
+        if train.keep_every is None or old.step % train.keep_every:
+            shutil.rmtree(old.path, ignore_errors=True)
     return saved
 
 

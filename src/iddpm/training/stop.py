@@ -1,6 +1,8 @@
-"""Stopping on purpose: a signal asks, the loop ends its step and saves."""
+"""Stopping on purpose: a signal, a time limit or a file asks, the loop ends its step and saves."""
 
 import signal
+import time
+from pathlib import Path
 from types import FrameType, TracebackType
 
 __all__ = ["StopRequest"]
@@ -9,10 +11,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """While open, the first SIGINT or SIGTERM only sets `asked`; the second acts as it would have without this."""
+    """While open, the first SIGINT or SIGTERM only asks to stop; the second acts as it would have without this.
 
-    def __init__(self) -> None:
-        self.asked: str | None = None
+    Args:
+        file: Asks to stop as soon as it is there; it is removed then, so that the next start goes on.
+        deadline: Asks to stop from this moment of `time.monotonic` on.
+    """
+
+    def __init__(self, file: Path | None = None, deadline: float | None = None) -> None:
+        self._file, self._deadline = file, deadline
+        self._signal: str | None = None
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -28,8 +36,17 @@ class StopRequest:
     ) -> None:
         self._restore()
 
+    def asked(self) -> str | None:
+        """What asks to stop: a signal's name, "the time limit", the file's path; or None."""
+        if self._signal is None and self._deadline is not None and time.monotonic() >= self._deadline:
+            return "the time limit"
+        if self._signal is None and self._file is not None and self._file.exists():
+            self._file.unlink(missing_ok=True)
+            self._signal = str(self._file)
+        return self._signal
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.asked = signal.Signals(number).name
+        self._signal = signal.Signals(number).name
         self._restore()
 
     def _restore(self) -> None:

@@ -48,6 +48,7 @@ class Session:
 
     Attributes:
         data_cure: What to do where training waits for data.
+        deadline: When to stop, by `time.monotonic`; None: at the last step.
     """
 
     state: TrainState
@@ -59,6 +60,7 @@ class Session:
     listener: Listener
     hooks: Sequence[Hook] = ()
     data_cure: str = "copy the store to a faster disk"
+    deadline: float | None = None
     clock: PhaseClock = field(default_factory=PhaseClock)
 
     def __post_init__(self) -> None:
@@ -163,13 +165,17 @@ class Session:
 
 
 def train(session: Session, batches: Batches) -> Outcome:
-    """Train to the last step, or until a signal asks to stop; a checkpoint is left either way.
+    """Train to the last step, or until a signal, the deadline or a file RUN/stop asks to stop; a checkpoint is left.
 
     Raises:
         TrainingError: A loss or a gradient is no longer finite; the last good checkpoint stands.
     """
     state, config = session.state, session.config
-    with StopRequest() as stop, Prefetch(batches, state.step, config.steps) as stream:
-        while state.step < config.steps and stop.asked is None:
+    asked = None
+    with (
+        StopRequest(session.run.path / "stop", session.deadline) as stop,
+        Prefetch(batches, state.step, config.steps) as stream,
+    ):
+        while state.step < config.steps and (asked := stop.asked()) is None:
             session.step(stream)
-        return session.end(stop.asked)
+        return session.end(asked)
