@@ -179,3 +179,29 @@ def test_files_of_no_kind_are_refused_with_what_is_allowed(tmp_path, name):
     (tmp_path / name).write_bytes(b"something")
     with pytest.raises(DataError, match=r"cannot be read\nallowed: a folder, \.zip"):
         open_source(tmp_path / name)
+
+
+@pytest.mark.parametrize(("source", "words"), [("", "the source is empty"), ("hf:", "hf: names no dataset")])
+def test_a_source_that_names_nothing_is_refused(source, words):
+    with pytest.raises(DataError, match=words):
+        open_source(source)
+
+
+def test_a_source_without_permission_is_told_by_its_name(tmp_path, monkeypatch):
+    source = folder(tmp_path / "source")
+
+    def refuse(path, flags):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.open", refuse)  # root may read anything
+    with pytest.raises(DataError, match=r"source cannot be read: Permission denied\ncheck its permissions"):
+        open_source(source)
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_one_picture_in_an_array_is_not_taken_for_many(tmp_path, channels):
+    np.save(tmp_path / "one.npy", np.zeros((12, 12, channels), np.uint8))
+    with pytest.raises(DataError, match=r"one picture in colour.*\n.*array\[None\]"):
+        open_source(tmp_path / "one.npy")
+    np.save(tmp_path / "narrow.npy", np.zeros((12, 4, 4), np.uint8))
+    assert len(open_source(tmp_path / "narrow.npy").places) == 12

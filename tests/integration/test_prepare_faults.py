@@ -267,3 +267,42 @@ def test_a_changed_split_is_found_on_opening(pictures, tmp_path):
     np.save(place / "held_out.npy", (held_out + 1) % COUNT)
     with pytest.raises(DataError, match=r"held_out.npy is damaged"):
         open_store(place)
+
+
+def test_a_store_that_does_not_fit_is_refused_before_any_work(pictures, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=COUNT * 3 * 16 * 16 - 1))
+    told = Lines()
+    with pytest.raises(OutputError, match=r"a store of 60 pictures needs 0\.0 GB.*\n.*--encode-above-gb 0"):
+        prepare(pictures, 16, tmp_path / "store", listener=told)
+    assert not told.progressed
+    assert len(prepare(pictures, 16, tmp_path / "store", encode_above_bytes=0).store) == COUNT
+
+
+def test_shards_without_permission_are_no_damage(pictures, tmp_path, monkeypatch):
+    place = prepare(pictures, 16, tmp_path / "store").store.path
+    opened = Path.open
+
+    def refuse(path, *args, **kwargs):
+        if path.name == "images-00000.bin":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DataError, match="Permission denied\ncheck its permissions"):
+        open_store(place)
+
+
+def test_as_many_classes_as_pictures_are_remarked_on(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    for classes, remarks in ((40, ["40 classes for 40 pictures: are these labels?"]), (4, [])):
+        np.savez(tmp_path / f"{classes}.npz", images, np.arange(40) % classes)
+        notes = prepare(tmp_path / f"{classes}.npz", 8, tmp_path / f"store-{classes}").store.provenance.notes
+        assert [note for note in notes if "are these labels" in note] == remarks
+
+
+def test_a_class_without_a_training_picture_is_remarked_on(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", x_train=images[:8], y_train=[0] * 8, x_test=images[8:], y_test=[0, 0, 0, 1])
+    notes = prepare(tmp_path / "a.npz", 8, tmp_path / "store").store.provenance.notes
+    assert notes == ("1 classes have no training picture: 1",)

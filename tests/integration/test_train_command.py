@@ -189,3 +189,17 @@ def test_end_of_a_task_is_always_told_and_never_has_time_left(clock, capsys):
         clock.now += 1
         listener.progress("sampling", 2, 2)
     assert capsys.readouterr().err.splitlines() == ["training: 1000/1000  loss 0.1", "sampling: 2/2"]
+
+
+def test_the_advice_for_pictures_without_labels_works(tmp_path, capsys):
+    """Following it leads to a run, though the recipe hides some labels."""
+    import numpy as np
+
+    np.savez(tmp_path / "plain.npz", np.random.default_rng(0).integers(0, 256, (9, 8, 8), dtype=np.uint8))
+    command = ["train", "digits-8", "--data", str(tmp_path / "plain.npz"), "--out", str(tmp_path / "run")]
+    assert main(command) == 2
+    advice = capsys.readouterr().err.rsplit("with ", 1)[1].split()
+    assert advice == ["--data.classes", "None", "--diffusion.label-drop", "0"]
+    assert main([*command, "--data.classes", "None"]) == 2
+    assert "--diffusion.label-drop 0" in capsys.readouterr().err
+    assert main([*command, *advice, "--train-steps", "1", "--train.batch-size", "2"]) == 0

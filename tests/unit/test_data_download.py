@@ -182,9 +182,10 @@ def test_mirror_can_be_a_folder(tmp_path):
     assert fetch(remote(refusing()), tmp_path, mirror=(tmp_path / "shared").as_uri()).read_bytes() == CONTENT
 
 
-def test_mirror_that_is_no_url_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"shared/set\.bin is not a URL"):
-        fetch(remote(refusing()), tmp_path, mirror="shared")
+@pytest.mark.parametrize("mirror", ["shared", "127.0.0.1:8765", "ftp://files"])
+def test_mirror_that_is_no_url_is_refused(tmp_path, mirror):
+    with pytest.raises(ConfigError, match=rf"{mirror}/set\.bin is not a URL"):
+        fetch(remote(refusing()), tmp_path, mirror=mirror)
 
 
 def test_proxy_is_honoured(server, tmp_path, monkeypatch):

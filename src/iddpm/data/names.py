@@ -1,17 +1,15 @@
 """Names: as they are shown, and millions of them in little memory, in one block of bytes."""
 
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import overload
+from collections.abc import Iterable
+
+from iddpm.data.items import Items
 
 __all__ = ["Names", "one_line", "printable", "printable_names"]
 
 
-class Names(Sequence[str]):
-    """An immutable sequence of texts: its bytes and 8 more for each. File names that are not UTF-8 survive.
-
-    A slice is a list, so that a part of it can be handed to another process.
-    """
+class Names(Items[str]):
+    """An immutable sequence of texts: its bytes and 8 more for each. File names that are not UTF-8 survive."""
 
     def __init__(self, texts: Iterable[str] = ()):
         block, ends = bytearray(), array("q", [0])
@@ -24,18 +22,9 @@ class Names(Sequence[str]):
         """The number of texts."""
         return len(self._ends) - 1
 
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[str]: ...
-    def __getitem__(self, at: int | slice) -> str | list[str]:
-        """One text, or a list of some."""
-        if isinstance(at, slice):
-            return [self._text(index) for index in range(*at.indices(len(self)))]
-        index = at + len(self) if at < 0 else at
-        if not 0 <= index < len(self):
-            raise IndexError(at)
-        return self._text(index)
+    def item(self, index: int) -> str:
+        """One text."""
+        return self._block[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
 
     def __eq__(self, other: object) -> bool:
         """Whether the texts are the same."""
@@ -44,9 +33,6 @@ class Names(Sequence[str]):
     def __hash__(self) -> int:
         """By the texts."""
         return hash((self._block, len(self)))
-
-    def _text(self, index: int) -> str:
-        return self._block[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
 
 
 def printable(text: str) -> str:

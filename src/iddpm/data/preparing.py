@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def prepare(
         channels: 1 (grey) or 3 (RGB).
         background: Colour behind transparent pixels.
         whole: Take square pictures alone, uncropped.
-        fast_jpeg: Let large JPEGs be decoded at a fraction of their size; see `Frame`.
+        fast_jpeg: Let the JPEG decoder halve large pictures; see `Frame`.
         labels: As for `open_source`.
         count: As for `open_source`.
         encode_above_bytes: A store of more raw pixels than this is losslessly encoded.
@@ -119,11 +119,14 @@ def prepare(
         ConfigError: An option is not valid.
         OutputError: `out` cannot be written, or something else is there.
     """
+    started = time.perf_counter()
     frame = Frame(size=size, channels=channels, background=background, whole=whole, fast_jpeg=fast_jpeg)
-    _check_place(Path(out), frame)
-    room = Path(out).parent
-    listed = open_source(source, labels=labels, count=count, downloads=downloads, scratch=room, listener=listener)
-    return store_source(listed, frame, out, encode_above_bytes=encode_above_bytes, workers=workers, listener=listener)
+    out = Path(out).resolve()
+    _store_at(out, frame)  # a place that cannot be is refused before any work
+    check_writable(out.parent)
+    listed = open_source(source, labels=labels, count=count, downloads=downloads, scratch=out.parent, listener=listener)
+    made = store_source(listed, frame, out, encode_above_bytes=encode_above_bytes, workers=workers, listener=listener)
+    return replace(made, seconds=time.perf_counter() - started)
 
 
 def store_source(
@@ -221,12 +224,6 @@ def _leave_a_starting_worker() -> None:
     """End a process that was started to read pictures and, for want of a guard, runs the script that started it."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit("a script that prepares pictures by processes needs `if __name__ == '__main__'`")
-
-
-def _check_place(out: Path, frame: Frame) -> None:
-    """Find out before any work whether a store of this frame can be put at a place."""
-    _store_at(out.resolve(), frame)
-    check_writable(out.resolve().parent)
 
 
 def _layout(source: Source, frame: Frame, encode_above_bytes: int) -> Layout:

@@ -1,14 +1,15 @@
 """The members of an archive as the entries of a tree: in natural order, folder by folder, wherever they lie in it."""
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any, cast, overload
+from typing import cast
 
 import numpy as np
 from jaxtyping import Int64
 
+from iddpm.data.items import Items
 from iddpm.data.listing import natural_key
 from iddpm.data.names import Names
 from iddpm.data.sources.tree.entries import Entry, Parts, is_hidden_folder
@@ -52,8 +53,8 @@ class Members:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows(Sequence[list[int]]):
-    """The rows of a table of whole numbers as lists; a slice is a list of them."""
+class Rows(Items[list[int]]):
+    """The rows of a table of whole numbers as lists."""
 
     table: Int64[np.ndarray, "n k"]
 
@@ -61,13 +62,9 @@ class Rows(Sequence[list[int]]):
         """The number of rows."""
         return len(self.table)
 
-    @overload
-    def __getitem__(self, at: int) -> list[int]: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[list[int]]: ...
-    def __getitem__(self, at: int | slice) -> Any:
-        """One row, or a list of some."""
-        return self.table[at].tolist()
+    def item(self, index: int) -> list[int]:
+        """One row."""
+        return self.table[index].tolist()
 
 
 def indexed(members: Iterable[Member], width: int) -> Members:

@@ -5,12 +5,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, UInt8
 
 from iddpm.data.frame import Frame, Picture, from_array
+from iddpm.data.items import Items
 from iddpm.data.listing import Listing, Source
 from iddpm.runtime.errors import ConfigError, DataError
 
@@ -28,8 +29,8 @@ __all__ = [
 MOST_CLASSES = 100_000
 
 
-class Numbered(Sequence[str]):
-    """The names "train[0]", "train[1]" and so on of some parts, which need no memory. A slice is a list."""
+class Numbered(Items[str]):
+    """The names "train[0]", "train[1]" and so on of some parts, which need no memory."""
 
     def __init__(self, parts: Iterable[tuple[str, int]]):
         parts = tuple(parts)
@@ -40,17 +41,8 @@ class Numbered(Sequence[str]):
         """The number of names."""
         return self._ends[-1] if self._ends else 0
 
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[str]: ...
-    def __getitem__(self, at: int | slice) -> str | list[str]:
-        """One name, or a list of some."""
-        if isinstance(at, slice):
-            return [self[index] for index in range(*at.indices(len(self)))]
-        index = at + len(self) if at < 0 else at
-        if not 0 <= index < len(self):
-            raise IndexError(at)
+    def item(self, index: int) -> str:
+        """One name."""
         part, within = _located(self._ends, index)
         return f"{self._names[part]}[{within}]"
 

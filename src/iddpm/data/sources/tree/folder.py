@@ -3,16 +3,16 @@
 import errno
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, overload
 
 import numpy as np
 from jaxtyping import Int64
 
 from iddpm.data.frame import Frame, Picture, UnusablePictureError, from_file
+from iddpm.data.items import Items
 from iddpm.data.listing import Source, natural_key
 from iddpm.data.names import Names, printable
 from iddpm.data.sources.state import changed, content_state, failed, failed_within, stamp
@@ -46,8 +46,8 @@ class _Reader:
 
 
 @dataclass(frozen=True, eq=False)
-class _Files(Sequence[tuple[str, int, int]]):
-    """Path, bytes and time of change of each picture; a slice is a list of them."""
+class _Files(Items[tuple[str, int, int]]):
+    """Path, bytes and time of change of each picture."""
 
     paths: Names
     states: Int64[np.ndarray, "n 2"]
@@ -55,14 +55,8 @@ class _Files(Sequence[tuple[str, int, int]]):
     def __len__(self) -> int:
         return len(self.paths)
 
-    @overload
-    def __getitem__(self, at: int) -> tuple[str, int, int]: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[tuple[str, int, int]]: ...
-    def __getitem__(self, at: int | slice) -> Any:
-        if isinstance(at, slice):
-            return [(path, *state) for path, state in zip(self.paths[at], self.states[at].tolist(), strict=True)]
-        return (self.paths[at], *self.states[at].tolist())
+    def item(self, index: int) -> tuple[str, int, int]:
+        return (self.paths[index], *self.states[index].tolist())
 
 
 def folder(root: Path, given: str, labels: str = "auto") -> Source:
