@@ -32,7 +32,7 @@ from iddpm.experiment.recipes import recipe
 from iddpm.runtime.cores import usable_cores
 from iddpm.runtime.machine import cpu_name, provenance
 from iddpm.runtime.world import World
-from iddpm.training.meter import PhaseClock
+from iddpm.training.clock import PhaseClock
 from iddpm.training.state import new_state
 from iddpm.training.step import train_step
 

@@ -15,7 +15,8 @@ from iddpm.networks.unet import UNetConfig
 from iddpm.runtime.precision import Precision
 from iddpm.runtime.seeds import Draws, Stream
 from iddpm.runtime.world import World
-from iddpm.training.meter import Meter, PhaseClock
+from iddpm.training.clock import PhaseClock
+from iddpm.training.meter import Meter
 from iddpm.training.settings import AdamW, TrainConfig
 from iddpm.training.state import new_state
 from iddpm.training.step import train_step
@@ -50,10 +51,8 @@ class Ours:
 
     def train(self) -> None:
         """One training step: draws, loss, backward, clipping, AdamW, EMA, the meter."""
-        terms, norm = train_step(
-            self.state, self.batch, self.config.train, World(rank=0, size=1, device=CPU), PhaseClock()
-        )
-        self.meter.add(terms, norm)
+        world = World(rank=0, size=1, device=CPU)
+        self.meter.add(train_step(self.state, self.batch, self.config.train, world, PhaseClock()))
 
     def sampling(self, steps: int):
         """An iterator over ancestral sampling: each `next` is one step."""

@@ -14,11 +14,12 @@ import torch
 from iddpm.artifacts.run_dir import open_run_dir
 from iddpm.cli.console import telling
 from iddpm.commands.draw import SampleRequest
+from iddpm.commands.entering import config_for_store
 from iddpm.commands.likelihood import LikelihoodRequest, likelihood
 from iddpm.commands.report import report
 from iddpm.commands.sample import sample
 from iddpm.commands.store import store_for
-from iddpm.commands.train import config_for_store, train
+from iddpm.commands.train import train
 from iddpm.cost.probe import seconds_per_call
 from iddpm.data.loader import Batches
 from iddpm.diffusion.denoiser import Cond
@@ -33,7 +34,7 @@ from iddpm.runtime.files import write_json
 from iddpm.runtime.machine import describe_device
 from iddpm.runtime.telling import Listener
 from iddpm.runtime.world import open_world
-from iddpm.training.meter import PhaseClock
+from iddpm.training.clock import PhaseClock
 from iddpm.training.pace import duration
 from iddpm.training.state import new_state
 from iddpm.training.step import train_step

@@ -1,15 +1,25 @@
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from safetensors import safe_open
 
-from iddpm.artifacts.checkpoint import list_checkpoints
+from iddpm.artifacts.checkpoint import list_checkpoints, load_state, load_tensors, save_checkpoint
 from iddpm.artifacts.run_dir import locked, open_run_dir
+from iddpm.commands.draw import SampleRequest
+from iddpm.commands.sample import sample
 from iddpm.commands.train import train
 from iddpm.data.preparing import prepare
+from iddpm.diffusion.samplers import Ancestral
+from iddpm.diffusion.spacing import EvenSteps
 from iddpm.experiment.identity import config_to_json
+from iddpm.experiment.open_run import open_run
 from iddpm.experiment.recipes import recipe
 from iddpm.runtime.errors import ConfigError, DataError, OutputError, RunError
 from iddpm.training.settings import AdamW
@@ -143,9 +153,99 @@ def test_run_whose_checkpoints_are_all_damaged_is_refused_and_left_as_it_is(conf
 
 def test_run_stopped_before_its_first_checkpoint_starts_anew(config, whole, run):
     shutil.rmtree(run / "checkpoints")
+    journal = (run / "journal.jsonl").read_text().splitlines(keepends=True)
+    (run / "journal.jsonl").write_text("".join(line for line in journal if '"checkpoint"' not in line))
     result = train(config, run)
     assert (result.resumed_from, result.steps_done) == (None, 4)
     assert same(tensors_of(run, 4), tensors_of(whole, 4))
+
+
+def test_res_01_run_whose_checkpoints_are_gone_does_not_start_anew_in_silence(config, run):
+    shutil.rmtree(run / "checkpoints")
+    before = content(run)
+    with pytest.raises(RunError, match=r"has written checkpoints \(the last of step 4\)"):
+        train(config, run)
+    assert content(run) == before
+
+
+def test_res_01_renamed_checkpoint_resumes_at_its_stored_step_and_stays(config, whole, run):
+    shutil.rmtree(run / "checkpoints" / "000000004")
+    (run / "checkpoints" / "000000002").rename(run / "checkpoints" / "best.pt")
+    told = Lines()
+    result = train(with_train(config, keep_checkpoints=1), run, listener=told)
+    assert (result.resumed_from, result.steps_done) == (2, 2)
+    assert f"resumed step 2 from {run / 'checkpoints' / 'best.pt'}" in told.lines
+    assert same(tensors_of(run, 4), tensors_of(whole, 4))
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["000000004", "best.pt"]
+
+
+def rewritten(run, step, groups):
+    """The same checkpoint with other tensors, by group."""
+    (checkpoint,) = [one for one in list_checkpoints(run / "checkpoints") if one.step == step]
+    state, config = load_state(checkpoint), json.loads((run / "config.json").read_text())
+    save_checkpoint(run / "checkpoints", step, groups, state, config)
+
+
+def groups_of(run, step):
+    (checkpoint,) = [one for one in list_checkpoints(run / "checkpoints") if one.step == step]
+    return {file.stem: load_tensors(checkpoint, file.stem) for file in checkpoint.path.glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_res_10_wrapped_names_load_strictly_sample_the_same_and_resume(config, whole, run, prefix):
+    groups = groups_of(run, 4)
+    rewritten(run, 4, {name: {prefix + key: t for key, t in tensors.items()} for name, tensors in groups.items()})
+    with safe_open(run / "checkpoints" / "000000004" / "model.safetensors", "pt", device="cpu") as file:
+        assert all(key.startswith(prefix) for key in file.keys())  # noqa: SIM118
+    request = SampleRequest(num=2, steps=EvenSteps(4), sampler=Ancestral(), batch_size=2, seed=0)
+    one, other = (sample(path, request, None, Lines()) for path in (whole, run))
+    with np.load(f"{one['path']}/samples.npz") as a, np.load(f"{other['path']}/samples.npz") as b:
+        assert np.array_equal(a["arr_0"], b["arr_0"])
+    longer = with_train(config, steps=5)
+    train(longer, run)
+    train(longer, shutil.copytree(whole, run.parent / "whole"))
+    assert same(tensors_of(run, 5), tensors_of(run.parent / "whole", 5))
+
+
+@pytest.mark.parametrize("group", ["model", "ema-0.99"])
+def test_res_10_a_name_that_is_missing_is_named(config, run, group):
+    groups = groups_of(run, 4)
+    del groups[group]["out.2.bias"]
+    rewritten(run, 4, groups)
+    with pytest.raises(RunError, match=r"out\.2\.bias"):
+        open_run(run, device=torch.device("cpu"), weights=group)
+    if group == "model":
+        with pytest.raises(RunError, match=r"out\.2\.bias"):
+            train(with_train(config, steps=5), run)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_prc_04_half_checkpoint_resumes_with_master_weights_in_float32(config, run, dtype):
+    halves = {
+        name: {key: t.to(dtype) if t.ndim else t for key, t in tensors.items()}
+        for name, tensors in groups_of(run, 4).items()
+    }
+    rewritten(run, 4, halves)
+    result = train(with_train(config, steps=5, precision="bf16"), run)
+    assert (result.resumed_from, result.step) == (4, 5)
+    after = tensors_of(run, 5)
+    assert {tensor.dtype for tensor in after.values()} == {torch.float32}
+    assert not torch.equal(after["model/out.2.weight"], halves["model"]["out.2.weight"].float())
+    assert {p.dtype for p in open_run(run, device=torch.device("cpu")).denoiser.net.net.parameters()} == {torch.float32}
+
+
+def test_res_09_checkpoint_is_opened_where_there_is_no_gpu(run):
+    program = f"""
+import torch
+from pathlib import Path
+from iddpm.experiment.open_run import open_run
+assert not torch.cuda.is_available()
+opened = open_run(Path({str(run)!r}), device=torch.device("cpu"))
+print(opened.step, {{p.device.type for p in opened.denoiser.net.net.parameters()}})
+"""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, "4 {'cpu'}\n"), done.stderr
 
 
 def test_damaged_config_is_refused_by_name(config, run):
@@ -193,7 +293,7 @@ def test_the_time_limit_saves_and_stops(config, tmp_path, monkeypatch):
     class Passing(Lines):
         def progress(self, task, done, total, detail=""):
             super().progress(task, done, total, detail)
-            now[0] += 1000.0 if task == "training" else 0.0
+            now[0] += 1000.0 if task == "training" and done else 0.0
 
     result = train(config, tmp_path / "run", time_limit_hours=0.8, listener=Passing())
     assert (result.step, result.stopped_by) == (3, "the time limit")
@@ -258,10 +358,11 @@ def test_second_training_in_a_run_directory_is_refused_while_the_first_lasts(con
 
 
 def test_what_a_killed_save_left_is_removed(config, run):
-    left = run / "checkpoints" / ".000000005.abc.part"
-    left.mkdir()
+    left = [run / folder / ".000000005.abc.part" for folder in ("checkpoints", "averages")]
+    for folder in left:
+        folder.mkdir(parents=True)
     train(with_train(config, steps=5), run)
-    assert not left.exists()
+    assert not any(folder.exists() for folder in left)
 
 
 def test_store_may_move_and_later_commands_find_it(config, run, small_digits, tmp_path):

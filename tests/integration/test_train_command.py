@@ -8,7 +8,8 @@ import pytest
 from iddpm.cli import console
 from iddpm.cli.main import main
 from iddpm.cli.train import _parse
-from iddpm.commands.train import config_for_store, train
+from iddpm.commands.entering import config_for_store
+from iddpm.commands.train import train
 from iddpm.data.store import open_store
 from iddpm.diffusion.objective import Hybrid, Simple, Vlb
 from iddpm.diffusion.schedule import Cosine, Linear

@@ -1,4 +1,9 @@
+import errno
+import hashlib
 import json
+import os
+import re
+import shutil
 
 import pytest
 import torch
@@ -42,10 +47,56 @@ def test_checkpoints_are_listed_oldest_first_and_nothing_else_is(tmp_path):
     for step in (100, 5, 1_000_000_000):
         save(tmp_path, step)
     (tmp_path / ".000000200.x.part").mkdir()
-    (tmp_path / "best").mkdir()
+    (tmp_path / "mine").mkdir()
+    save(tmp_path, 7).path.rename(tmp_path / ".hidden")
     (tmp_path / "000000300").write_text("a file")
     assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path)] == [5, 100, 1_000_000_000]
     assert list_checkpoints(tmp_path / "missing") == []
+
+
+def test_res_01_checkpoint_under_another_name_is_found_at_its_stored_step(tmp_path):
+    save(tmp_path, 40)
+    save(tmp_path, 20).path.rename(tmp_path / "best.pt")
+    found = list_checkpoints(tmp_path)
+    assert [(checkpoint.path.name, checkpoint.step) for checkpoint in found] == [("best.pt", 20), ("000000040", 40)]
+    assert [checkpoint.is_named_by_us for checkpoint in found] == [False, True]
+    check_checkpoint(found[0])
+    assert load_state(found[0])["step"] == 20
+
+
+def test_res_01_of_two_of_one_step_ours_comes_last_that_is_first_asked(tmp_path):
+    shutil.copytree(save(tmp_path, 20).path, tmp_path / "best")
+    assert [checkpoint.path.name for checkpoint in list_checkpoints(tmp_path)] == ["best", "000000020"]
+
+
+@pytest.mark.parametrize("manifest", ["", "[]", '{"schema": 1}', '{"step": "20"}', '{"step": -1}'])
+def test_res_01_folder_without_a_manifest_that_says_the_step_is_no_checkpoint(tmp_path, manifest):
+    save(tmp_path, 20).path.rename(tmp_path / "best")
+    (tmp_path / "best" / "manifest.json").write_text(manifest)
+    assert list_checkpoints(tmp_path) == []
+
+
+def test_res_01_name_of_another_step_is_told(tmp_path):
+    save(tmp_path, 20).path.rename(tmp_path / "000000030")
+    with pytest.raises(RunError, match=r"000000030 is of step 20, not of step 30"):
+        check_checkpoint(list_checkpoints(tmp_path)[0])
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_res_10_names_are_bare_in_every_group(tmp_path, prefix):
+    groups = {"model": {f"{prefix}a.weight": torch.ones(2)}, "optimizer": {f"{prefix}a.weight/exp_avg": torch.ones(2)}}
+    saved = save_checkpoint(tmp_path, 1, groups, {}, {})
+    assert list(load_tensors(saved, "model")) == ["a.weight"]
+    assert list(load_tensors(saved, "optimizer")) == ["a.weight/exp_avg"]
+
+
+def test_manifest_holds_size_and_hash_of_every_file(tmp_path):
+    saved = save(tmp_path)
+    files = json.loads((saved.path / "manifest.json").read_text())["files"]
+    there = {file.name: file.read_bytes() for file in saved.path.iterdir() if file.name != "manifest.json"}
+    assert files == {
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for name, content in there.items()
+    }
 
 
 def test_same_step_again_replaces_the_whole_checkpoint(tmp_path):
@@ -62,7 +113,7 @@ def test_res_06_failed_save_leaves_nothing_under_the_name(tmp_path, monkeypatch)
     def broken(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("iddpm.artifacts.checkpoint.sha256_of", broken)
+    monkeypatch.setattr("iddpm.artifacts.checkpoint.write_tensors", broken)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 20)
     assert [path.name for path in tmp_path.iterdir()] == ["000000010"]
@@ -116,18 +167,21 @@ def test_place_that_cannot_be_written_is_an_output_error(tmp_path):
         save(tmp_path / "file" / "checkpoints")
 
 
-def test_disk_that_fills_up_is_an_output_error(tmp_path, monkeypatch):
-    from safetensors import SafetensorError
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.ENOENT])
+def test_disk_that_fails_is_an_output_error_of_one_line_and_nothing_is_left(tmp_path, monkeypatch, number):
+    save(tmp_path, 10)
 
-    def full(*_, **__):
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
+    def failing(file, *_):
+        file.write_bytes(b"half")
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("iddpm.artifacts.checkpoint.save_file", full)
-    with pytest.raises(OutputError, match="No space left"):
+    monkeypatch.setattr("iddpm.artifacts.checkpoint.write_tensors", failing)
+    with pytest.raises(OutputError, match=re.escape(f"{tmp_path / '000000020'}: {os.strerror(number)}")) as refused:
         save(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert "\n" not in refused.value.what
+    assert [path.name for path in tmp_path.iterdir()] == ["000000010"]
 
 
 def test_checkpoint_of_a_missing_folder_is_a_run_error(tmp_path):
     with pytest.raises(RunError, match=r"manifest\.json"):
-        check_checkpoint(Checkpoint(tmp_path / "000000001"))
+        check_checkpoint(Checkpoint(tmp_path / "000000001", 1))

@@ -2,11 +2,22 @@ import errno
 import json
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from iddpm.runtime.errors import OutputError
-from iddpm.runtime.files import check_writable, new_folder, sha256_of, to_json, write_bytes, write_json, write_text
+from iddpm.runtime.files import (
+    check_writable,
+    new_folder,
+    remove_folder,
+    reported,
+    sha256_of,
+    to_json,
+    write_bytes,
+    write_json,
+    write_text,
+)
 
 
 def names(folder):
@@ -110,3 +121,41 @@ def test_disk_that_fills_up_while_a_folder_is_made_is_an_output_error(tmp_path):
 def test_sha256_is_of_the_content(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     assert sha256_of(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_system_errors_of_a_block_name_the_place(tmp_path):
+    with pytest.raises(OutputError, match=f"cannot write {tmp_path}: Input/output error"), reported(tmp_path):
+        raise OSError(errno.EIO, "Input/output error")
+    with pytest.raises(KeyError), reported(tmp_path):
+        raise KeyError("not the system's")
+
+
+def test_folder_is_removed_and_a_kill_on_the_way_leaves_a_hidden_one(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+    remove_folder(tmp_path / "a")
+    assert names(tmp_path) == ["b"]
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        remove_folder(tmp_path / "b")
+    assert [name[:3] for name in names(tmp_path)] == [".b."]
+
+
+def test_folder_that_cannot_be_removed_is_an_output_error(tmp_path):
+    with pytest.raises(OutputError, match="missing"):
+        remove_folder(tmp_path / "missing")
+
+
+def test_writing_in_two_threads_leaves_the_umask_alone(tmp_path):
+    before = os.umask(0o027)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda i: write_text(tmp_path / str(i), "x"), range(40)))
+        assert {stat.S_IMODE((tmp_path / str(i)).stat().st_mode) for i in range(40)} == {0o640}
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from iddpm.runtime.errors import RunError
-from iddpm.training.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from iddpm.training.optimizer import build_optimizer, load_optimizer_tensors, optimizer_tensors, take_step
 from iddpm.training.settings import Adam, AdamW
 
 
@@ -42,6 +42,43 @@ def test_updates_are_the_published_ones(spec):
     assert float(net.weight.detach()) == pytest.approx(
         by_hand(2.0, (1.0, -3.0, 0.5), 0.1, 0.8, 0.95, 1e-3, decay), abs=1e-6
     )
+
+
+def trained(spec, fused, divisors):
+    """Weights and moments after steps of one gradient, divided; a divisor of None is a step that is skipped."""
+    net = nn.Linear(2, 1)
+    nn.init.ones_(net.weight)
+    nn.init.ones_(net.bias)
+    optimizer = build_optimizer(spec, net, 1.0)
+    if not fused:
+        defaults = {name: value for name, value in optimizer.defaults.items() if name != "decoupled_weight_decay"}
+        optimizer = type(optimizer)(net.parameters(), **defaults | {"fused": False})
+    for divisor in divisors:
+        for parameter in net.parameters():
+            parameter.grad = torch.full_like(parameter, float("nan") if divisor is None else 3.0)
+        scale = None if divisor == 1.0 else torch.tensor(divisor or 1.0)
+        take_step(optimizer, 0.1, scale, torch.tensor(float(divisor is None)))
+        assert all(parameter.grad is None for parameter in net.parameters())
+    return {name: value.clone() for name, value in optimizer_tensors(optimizer, net).items()} | net.state_dict()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("spec", [Adam(), AdamW(weight_decay=0.3)])
+def test_skipped_step_moves_nothing_and_a_divisor_divides_the_gradient(spec, fused):
+    with_skips = trained(spec, fused, [1.0, None, 6.0, None, None])
+    without = trained(spec, fused, [1.0, 6.0])
+    assert with_skips.keys() == without.keys()
+    assert all(torch.equal(with_skips[name], without[name]) for name in without)
+    assert float(with_skips["weight/step"]) == 2.0
+    # Moments after gradients of 3 and 3/6.
+    assert float(with_skips["bias/exp_avg"]) == pytest.approx(0.9 * 0.3 + 0.1 * 0.5)
+    assert float(with_skips["bias/exp_avg_sq"]) == pytest.approx(0.999 * 0.009 + 0.001 * 0.25)
+
+
+def test_fused_and_plain_steps_agree():
+    fused, plain = (trained(AdamW(weight_decay=0.3), kind, [1.0, None, 6.0, 0.5]) for kind in (True, False))
+    for name in plain:
+        torch.testing.assert_close(fused[name], plain[name], rtol=1e-6, atol=1e-7)
 
 
 def test_frozen_parameters_are_left_out():

@@ -4,11 +4,18 @@ import numpy as np
 import pytest
 
 from iddpm.report.content import RunReport
-from iddpm.report.curves import Curve, curve, kept_steps, resumes, smoothed, thinned, window
+from iddpm.report.curves import Curve, curve, kept_steps, resumes, rollbacks, smoothed, thinned, window
 from iddpm.report.figures import log_ticks
-from iddpm.report.learning import charts, left_out
+from iddpm.report.learning import charts, left_out, mark_note, marks
 from iddpm.report.summary import differing_settings, flat, reached_step, status
-from iddpm.report.timing import foretold, images_per_second, time_bar, training_phases, training_seconds
+from iddpm.report.timing import (
+    foretold,
+    images_per_second,
+    saving_table,
+    time_bar,
+    training_phases,
+    training_seconds,
+)
 
 
 def step(number: int, **more) -> dict:
@@ -39,6 +46,41 @@ def test_a_run_that_was_killed_shows_the_steps_that_count_once():
     line = curve(kept_steps(KILLED), "loss")
     assert line.x.tolist() == [10, 20, 30, 40]
     assert line.y.tolist() == pytest.approx([1 / 10, 1 / 20, 1 / 30, 1 / 40])
+
+
+ROLLED_BACK = [
+    {"event": "start", "step": 0, "batch_size": 8},
+    step(10),
+    step(20),
+    step(30, loss=9.0),
+    {"event": "rollback", "step": 30, "to_step": 10, "lr_factor": 0.5, "reason": "not finite"},
+    step(20, elapsed_seconds=4.0),
+    step(30, elapsed_seconds=5.0),
+]
+
+
+def test_a_run_that_went_back_shows_the_steps_that_count_once():
+    line = curve(kept_steps(ROLLED_BACK), "loss")
+    assert line.x.tolist() == [10, 20, 30]
+    assert line.y.tolist() == pytest.approx([1 / 10, 1 / 20, 1 / 30])
+    (back,) = rollbacks(ROLLED_BACK)
+    assert (back.step, back.to_step, back.lr_factor, back.reason) == (30, 10, 0.5, "not finite")
+
+
+def test_the_clock_of_a_run_that_goes_back_runs_on():
+    """What it did before is in its own count; a resume's is not."""
+    assert training_seconds(ROLLED_BACK) == pytest.approx(5.0)
+    killed = [*ROLLED_BACK, {"event": "resume", "step": 20}, step(30, elapsed_seconds=5.5)]
+    assert training_seconds(killed) == pytest.approx(5.5 + 1.0)
+
+
+def test_charts_are_marked_where_a_run_was_taken_up_or_went_back():
+    assert marks([("r", ROLLED_BACK)]) == [10.0]
+    assert marks([("r", [*ROLLED_BACK, {"event": "resume", "step": 20}])]) == [10.0, 20.0]
+    assert marks([("r", ROLLED_BACK), ("s", [])]) == []
+    assert mark_note(ROLLED_BACK) == "Dotted upright lines: the run went back to a checkpoint there."
+    assert "was taken up again or went back" in mark_note([*ROLLED_BACK, {"event": "resume", "step": 20}])
+    assert mark_note([step(10)]) == ""
 
 
 def test_a_resume_tells_its_gap_and_what_was_lost():
@@ -134,6 +176,27 @@ def test_checkpoints_count_once_wherever_they_are_told():
         assert training_phases(events)["checkpoint"] == 2.0
 
 
+def test_saving_counts_only_while_training_stands_still():
+    told = {"bytes": 3 * 2**20, "copy_seconds": 0.5, "wait_seconds": 0.25, "write_seconds": 8.0}
+    events = [step(10), {"event": "checkpoint", "step": 10, **told}, {"event": "snapshot", "step": 20, **told}]
+    assert training_phases(events)["checkpoint"] == 0.75
+    table = saving_table(RunReport(name="r", events=events))
+    assert table is not None
+    assert table.head[0] == "2 saves, up to 3.00 MiB"
+    assert [row[1:] for row in table.rows] == [
+        ["0.50 s", "0.50 s", "1.0 s"],
+        ["0.25 s", "0.25 s", "0.50 s"],
+        ["8.0 s", "8.0 s", "16 s"],
+    ]
+    assert saving_table(RunReport(name="r", events=[{"event": "checkpoint", "step": 10}])) is None
+
+
+def test_evaluations_are_a_phase():
+    event = {"event": "evaluation", "step": 10, "bits_per_dim": 4.0, "seconds": 3.0}
+    assert training_phases([step(10), event])["evaluation"] == 3.0
+    assert training_phases([step(10, seconds={"evaluation": 3.5}), event])["evaluation"] == 3.5
+
+
 def test_forecasts_are_judged_by_their_range_or_their_ratio():
     events = [step(10, images_per_second=100.0, peak_memory_bytes=3 * 2**30), step(20, images_per_second=100.0)]
     forecast = {
@@ -196,6 +259,39 @@ def test_only_charts_with_numbers_are_drawn():
     titles = [chart.title for chart in charts([("r", [step(10, grad_norm=1.0), step(20, grad_norm=0.5)])])]
     assert titles == ["Loss", "Gradient norm"]
     assert charts([("r", [])]) == []
+
+
+def titles(*events):
+    return [chart.title for chart in charts([("r", events)])]
+
+
+def test_quarters_are_drawn_of_what_is_told():
+    four = [4.0, 3.0, None, 1.0]
+    told = {"mse_by_quartile": four, "loss_by_quartile": four, "bound_by_quartile": four}
+    assert titles(step(10, **told)) == ["Loss", "Error by amount of noise", "Bound by amount of noise"]
+    assert titles(step(10, loss_by_quartile=four)) == ["Loss", "Loss by amount of noise"]
+    (_, chart) = charts([("r", [step(10, bound_by_quartile=four), step(20, bound_by_quartile=four)])])
+    assert chart.keys[0].label == "first quarter: little noise"
+    assert len(chart.keys) == 4
+
+
+def test_fp16_has_its_loss_scale_drawn():
+    assert titles(step(10, loss_scale=65536.0), step(20, loss_scale=32768.0)) == ["Loss", "Loss scale"]
+
+
+def test_the_noise_scale_stands_beside_the_batch():
+    events = [{"event": "start", "step": 0, "batch_size": 128}]
+    events += [step(10 * n, gradient_noise_scale=None if n == 2 else 40.0 * n) for n in range(1, 5)]
+    chart = charts([("r", events)])[-1]
+    assert (chart.title, chart.unit) == ("Gradient noise scale", "pictures")
+    assert [key.label for key in chart.keys] == ["noise scale", "batch: 128"]
+    assert [row[0] for row in chart.table.rows] == ["10", "30", "40"]
+    assert titles(step(10, gradient_noise_scale=None)) == ["Loss"]
+    assert titles(step(10, gradient_noise_scale=-3.0)) == ["Loss"]
+    without_batch = charts([("r", [step(10, gradient_noise_scale=5.0)])])[-1]
+    assert without_batch.title == "Gradient noise scale"
+    both = charts([("r", events), ("s", events)])
+    assert both[-1].title == "Gradient noise scale"
 
 
 @pytest.mark.parametrize("values", [[0.0], [5.0], [3.0, 3.0, 3.0], [-1.0, 1e-30, 1e30]])

@@ -131,6 +131,20 @@ FEW = [RUN.events[0], {"event": "step", "step": 1, "elapsed_seconds": 0.5, "loss
 LEAN = replace(RUN, events=FEW)
 
 
+TROUBLED = [
+    {"event": "start", "step": 0, "batch_size": 64},
+    {"event": "init", "step": 0, "source": "runs/old", "source_step": 5, "not_loaded": ["out.2.bias"]},
+    *({**step(n), "bound_by_quartile": [9.0, 1.0, 0.5, 0.1], "gradient_noise_scale": 9.0 * n} for n in range(1, 31)),
+    {"event": "evaluation", "step": 30, "bits_per_dim": 4.5, "standard_error_bits_per_dim": 0.1, "num_images": 64},
+    {"event": "checkpoint", "step": 20, "bytes": 2**30, "copy_seconds": 0.2, "wait_seconds": 0.1, "write_seconds": 4.0},
+    {"event": "rollback", "step": 30, "to_step": 20, "lr_factor": 0.5, "reason": "10 steps in a row"},
+    *({**step(n), "skipped": 2} for n in range(21, 41)),
+    {"event": "evaluation", "step": 40, "bits_per_dim": 4.4, "standard_error_bits_per_dim": 0.1, "num_images": 64},
+    {"event": "checkpoint_failed", "step": 40, "reason": "No space left on device"},
+    {"event": "failed", "step": 40, "reason": "out of luck"},
+]
+
+
 @pytest.fixture(scope="module")
 def html() -> str:
     return render([RUN])
@@ -238,7 +252,39 @@ def test_ids_are_unique_and_all_that_is_referred_to_exists(page: Page):
     assert set(referred) <= set(ids)
 
 
-@pytest.mark.parametrize("runs", [[RUN], [LEAN, BARE]])
+def test_a_run_that_had_trouble_says_so_at_the_top_and_in_full_below():
+    page = Page(render([replace(RUN, events=TROUBLED, evaluations=())]))
+    for words in (
+        "failed at step 40 of 100",
+        "Training failed at step 40: out of luck.",
+        "went back to a checkpoint once",
+        "40 training steps were skipped",
+        "A checkpoint could not be written",
+        "did not start from random weights but from those of step 5 in runs/old",
+        "Dotted upright lines: the run went back to a checkpoint there.",
+        "Bits per dim, while training 4.40 ± 0.10",
+        "Those measured while training are under “Learning”.",
+        "1 save, up to 1.00 GiB",
+        "30 went back to step 20 10 steps in a row; learning rate times 0.5",
+    ):
+        assert words in page.text, words
+    assert [tag["aria-label"] for tag in page.all("svg", class_="plot")] == [
+        "Loss",
+        "Bits per dim, held out",
+        "Error of the prediction",
+        "Bound, sampled",
+        "Error by amount of noise",
+        "Bound by amount of noise",
+        "Gradient norm",
+        "Learning rate",
+        "Gradient noise scale",
+        "Speed",
+    ]
+    ids = Counter(attributes["id"] for _, attributes in page.tags if "id" in attributes)
+    assert max(ids.values()) == 1
+
+
+@pytest.mark.parametrize("runs", [[RUN], [LEAN, BARE], [replace(RUN, events=TROUBLED)]])
 def test_nothing_is_fetched_and_nothing_runs(runs: list[RunReport]):
     text = render(runs)
     page = Page(text)
@@ -279,7 +325,16 @@ def test_hostile_names_are_only_text():
         provenance={evil: [evil]},
         samples=[SampleSet(sampler=evil, steps=5, weights=evil, **{**pictures(40), "class_names": (evil,) * 3})],
         evaluations=[{**LIKELIHOOD, "weights": evil, "split": evil}, {"kind": evil, evil: evil}],
-        events=[*FEW, {"event": "resume", "step": 100, "changes": {evil: [evil, evil]}}],
+        events=[
+            *FEW,
+            {"event": "resume", "step": 100, "changes": {evil: [evil, evil]}},
+            {"event": "init", "step": 0, "source": evil, "not_loaded": [evil], "labels": evil},
+            {"event": "evaluation", "step": 100, "bits_per_dim": 3.0, "weights": evil},
+            *(
+                {"event": kind, "step": 100, "to_step": 100, "reason": evil}
+                for kind in ("rollback", "checkpoint_failed", "failed")
+            ),
+        ],
         forecast={evil: 5},
         outside_seconds={evil: 3},
     )

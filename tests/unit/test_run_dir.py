@@ -1,8 +1,10 @@
+import shutil
+
 import pytest
 import torch
 
 from iddpm.artifacts.checkpoint import save_checkpoint
-from iddpm.artifacts.run_dir import open_run_dir, start_run_dir
+from iddpm.artifacts.run_dir import locked, newest_whole, open_run_dir, start_run_dir
 from iddpm.runtime.errors import OutputError, RunError
 
 
@@ -34,6 +36,7 @@ def test_paths_are_the_published_ones(run):
     assert run.evaluation("k") == run.path / "evaluations" / "k.json"
     assert run.journal_path == run.path / "journal.jsonl"
     assert run.checkpoints == run.path / "checkpoints"
+    assert run.averages == run.path / "averages"
 
 
 def test_what_is_no_run_is_named(tmp_path):
@@ -90,3 +93,38 @@ def test_run_without_a_whole_checkpoint_is_refused(run):
     with pytest.raises(RunError, match="whole") as refused:
         run.checkpoint_at(None)
     assert "000000010" in refused.value.what
+
+
+def test_res_01_checkpoint_renamed_is_the_newest_at_its_stored_step(run):
+    save(run, 10, 20)
+    (run.checkpoints / "000000020").rename(run.checkpoints / "best.pt")
+    newest, complaints = run.newest_checkpoint()
+    assert (newest.path.name, newest.step, complaints) == ("best.pt", 20, [])
+    assert run.checkpoint_at(20)[0].path.name == "best.pt"
+
+
+def test_res_01_of_a_step_held_twice_ours_is_taken_and_the_other_where_it_is_damaged(run):
+    save(run, 20)
+    shutil.copytree(run.checkpoints / "000000020", run.checkpoints / "best")
+    assert run.newest_checkpoint()[0].path.name == "000000020"
+    assert run.checkpoint_at(20)[0].path.name == "000000020"
+    damage(run, 20)
+    assert run.newest_checkpoint()[0].path.name == "best"
+    assert run.checkpoint_at(20)[0].path.name == "best"
+
+
+def test_folder_without_checkpoints_has_no_newest(tmp_path):
+    assert newest_whole(tmp_path / "missing") == (None, [])
+
+
+def test_what_a_kill_left_half_written_is_removed_by_the_next_to_train(run):
+    save(run, 10)
+    left = [run.checkpoints / ".000000020.ab.part", run.averages / ".000000020.cd.old"]
+    for folder in left:
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text("half")
+    with locked(run.path):
+        assert not any(folder.exists() for folder in left)
+        assert run.newest_checkpoint()[0].step == 10
+        with pytest.raises(OutputError, match="another process"), locked(run.path):
+            pass

@@ -4,6 +4,7 @@ A checkpoint is written aside and renamed, so one under its own name is whole un
 manifest finds that out.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -12,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from iddpm.runtime.errors import OutputError, RunError
-from iddpm.runtime.files import new_folder, sha256_of, to_json
+from iddpm.artifacts.tensors import bare_names, write_tensors
+from iddpm.runtime.errors import RunError
+from iddpm.runtime.files import new_folder, reported, sha256_of, to_json
 
 __all__ = [
     "SCHEMA",
     "Checkpoint",
     "check_checkpoint",
+    "checkpoint_name",
+    "find_checkpoint",
     "list_checkpoints",
     "load_state",
     "load_tensors",
@@ -35,14 +39,23 @@ _STATE, _MANIFEST = "state.json", "manifest.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on the disk. Tensor groups are "model", "optimizer", "ema-RATE" for each rate and "task"."""
+    """A checkpoint on the disk. Tensor groups are "model", "optimizer", "ema-RATE" for each rate and "task".
+
+    `step` is the number of training steps done.
+    """
 
     path: Path
+    step: int
 
     @property
-    def step(self) -> int:
-        """Training steps done."""
-        return int(self.path.name)
+    def is_named_by_us(self) -> bool:
+        """Whether the folder has the name that `save_checkpoint` gives; another name is the user's doing."""
+        return self.path.name == checkpoint_name(self.step)
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder's name for a number of training steps done."""
+    return f"{step:09d}"
 
 
 def save_checkpoint(
@@ -64,33 +77,39 @@ def save_checkpoint(
     Raises:
         OutputError: The place cannot be written.
     """
-    path = Path(folder) / f"{step:09d}"
+    path = Path(folder) / checkpoint_name(step)
     metadata = {"config": json.dumps(config), "step": str(step), "format": "pt"}
-    with new_folder(path) as aside:
-        for name, tensors in groups.items():
-            whole = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-            _save_file(whole, aside / f"{name}.safetensors", metadata)
-        (aside / _STATE).write_text(to_json(dict(state)), encoding="utf-8")
-        files = {
-            file.name: {"bytes": file.stat().st_size, "sha256": sha256_of(file)} for file in sorted(aside.iterdir())
-        }
+    with reported(path), new_folder(path) as aside:
+        content = to_json(dict(state)).encode()
+        (aside / _STATE).write_bytes(content)
+        written = {_STATE: (len(content), hashlib.sha256(content).hexdigest())}
+        for group, tensors in groups.items():
+            name = f"{group}.safetensors"
+            written[name] = write_tensors(aside / name, tensors, metadata)
+        files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in sorted(written.items())}
         (aside / _MANIFEST).write_text(to_json({"schema": SCHEMA, "step": step, "files": files}), encoding="utf-8")
-    return Checkpoint(path)
-
-
-def _save_file(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
-    try:
-        save_file(tensors, file, metadata=metadata)
-    except SafetensorError as error:
-        raise OutputError(f"cannot write {file.parent}: {error}", "free some space, then repeat the command") from error
+    return Checkpoint(path, step)
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """The checkpoints in a folder, oldest first, unchecked."""
+    """The checkpoints in a folder, oldest first, unchecked; of those of one step, that of our own name last."""
     if not Path(folder).is_dir():
         return []
-    found = [Checkpoint(path) for path in Path(folder).iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    found = [checkpoint for path in Path(folder).iterdir() if (checkpoint := find_checkpoint(path)) is not None]
+    return sorted(found, key=lambda checkpoint: (checkpoint.step, checkpoint.is_named_by_us, checkpoint.path.name))
+
+
+def find_checkpoint(path: Path) -> Checkpoint | None:
+    """The checkpoint that a folder is, unchecked, or None. A folder under another name is one by its manifest."""
+    if path.name.startswith(".") or not path.is_dir():
+        return None
+    if _NAME.fullmatch(path.name):
+        return Checkpoint(path, int(path.name))
+    try:
+        step = _read_json(path / _MANIFEST).get("step")
+    except RunError:
+        return None
+    return Checkpoint(path, step) if isinstance(step, int) and step >= 0 else None
 
 
 def check_checkpoint(checkpoint: Checkpoint) -> None:
@@ -105,7 +124,12 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
             f"{checkpoint.path}: format {manifest.get('schema')}, this version reads {SCHEMA}",
             "use the version that wrote it",
         )
-    for name, entry in manifest.get("files", {_STATE: {"bytes": None}}).items():
+    if manifest.get("step") != checkpoint.step:
+        raise RunError(
+            f"{checkpoint.path} is of step {manifest.get('step')}, not of step {checkpoint.step} as its name says",
+            "give it back its name",
+        )
+    for name, entry in manifest["files"].items():
         file = checkpoint.path / name
         size = file.stat().st_size if file.is_file() else None
         if size != entry["bytes"]:
@@ -119,7 +143,7 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
 
 
 def load_tensors(checkpoint: Checkpoint, group: str) -> dict[str, Tensor]:
-    """One group of tensors, on the CPU.
+    """One group of tensors, on the CPU, under the module's own names.
 
     Raises:
         RunError: There is no such group, or its file is damaged.
@@ -129,9 +153,10 @@ def load_tensors(checkpoint: Checkpoint, group: str) -> dict[str, Tensor]:
         groups = sorted(other.stem for other in checkpoint.path.glob("*.safetensors"))
         raise RunError(f"{checkpoint.path} holds no {group!r} weights", f"it holds: {', '.join(groups)}")
     try:
-        return load_file(file, device="cpu")
+        tensors = load_file(file, device="cpu")
     except (SafetensorError, OSError) as error:
         raise RunError(f"{file} is damaged: {error}", "remove that checkpoint folder") from error
+    return bare_names(tensors, str(file))
 
 
 def load_state(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -141,6 +166,9 @@ def load_state(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunError(f"{file} cannot be read: {error}", "remove that checkpoint folder") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{file} cannot be read: it holds no JSON object", "remove that checkpoint folder")
+    return value

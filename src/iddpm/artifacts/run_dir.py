@@ -3,6 +3,7 @@
 RUN/config.json, provenance.json     written once, at the start
 RUN/journal.jsonl                    events, appended
 RUN/checkpoints/000010000/           see `iddpm.artifacts.checkpoint`
+RUN/averages/000010000/              snapshots of power-function averages, in the same form
 RUN/samples/<key>/                   pictures and `samples.json`
 RUN/evaluations/<key>.json           likelihood and quality
 RUN/forecast.json  RUN/report/index.html
@@ -21,7 +22,7 @@ from iddpm.artifacts.journal import Journal, read_journal
 from iddpm.runtime.errors import OutputError, RunError
 from iddpm.runtime.files import check_writable, held, write_json
 
-__all__ = ["RunDir", "locked", "open_run_dir", "start_run_dir"]
+__all__ = ["RunDir", "locked", "newest_whole", "open_run_dir", "start_run_dir"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class RunDir:
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
         return self.path / "checkpoints"
+
+    @property
+    def averages(self) -> Path:
+        """The folder of snapshots of averages."""
+        return self.path / "averages"
 
     @property
     def journal_path(self) -> Path:
@@ -74,15 +80,7 @@ class RunDir:
 
     def newest_checkpoint(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is whole, and what was wrong with newer ones."""
-        complaints: list[str] = []
-        for checkpoint in reversed(list_checkpoints(self.checkpoints)):
-            try:
-                check_checkpoint(checkpoint)
-            except RunError as error:
-                complaints.append(error.what)
-            else:
-                return checkpoint, complaints
-        return None, complaints
+        return newest_whole(self.checkpoints)
 
     def checkpoint_at(self, step: int | None) -> tuple[Checkpoint, list[str]]:
         """The checkpoint of a step, or the newest whole one, and what was wrong with newer ones.
@@ -97,12 +95,32 @@ class RunDir:
                     raise RunError(f"no checkpoint of {self.path} is whole: {complaints[0]}", "restore one from a copy")
                 raise RunError(f"{self.path} holds no checkpoint yet", "train first: iddpm train RECIPE --out RUN")
             return newest, complaints
-        for checkpoint in list_checkpoints(self.checkpoints):
-            if checkpoint.step == step:
+        there = list_checkpoints(self.checkpoints)
+        damages: list[RunError] = []
+        for checkpoint in (one for one in reversed(there) if one.step == step):
+            try:
                 check_checkpoint(checkpoint)
-                return checkpoint, []
-        steps = ", ".join(str(checkpoint.step) for checkpoint in list_checkpoints(self.checkpoints)) or "none"
+            except RunError as error:
+                damages.append(error)
+            else:
+                return checkpoint, [damage.what for damage in damages]
+        if damages:
+            raise damages[0]
+        steps = ", ".join(str(checkpoint.step) for checkpoint in there) or "none"
         raise RunError(f"{self.path} holds no checkpoint of step {step}", f"it holds steps: {steps}")
+
+
+def newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint of a folder that is whole, and what was wrong with newer ones."""
+    complaints: list[str] = []
+    for checkpoint in reversed(list_checkpoints(folder)):
+        try:
+            check_checkpoint(checkpoint)
+        except RunError as error:
+            complaints.append(error.what)
+        else:
+            return checkpoint, complaints
+    return None, complaints
 
 
 @contextlib.contextmanager
@@ -118,8 +136,9 @@ def locked(path: Path) -> Iterator[None]:
     with (Path(path) / ".lock").open("a") as file:
         if not held(file):
             raise OutputError(f"another process is training in {path}", "wait for it, or give another --out")
-        for left in (Path(path) / "checkpoints").glob(".*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for folder in ("checkpoints", "averages"):
+            for left in (Path(path) / folder).glob(".*"):
+                shutil.rmtree(left, ignore_errors=True)
         yield
 
 

@@ -28,7 +28,8 @@ class Arguments:
     seed: int = 0
     """Seed of the noise."""
     weights: str = "ema"
-    """ema (the run's first rate), ema-RATE, or model (not averaged)."""
+    """ema (the run's first rate), ema-RATE, model (not averaged), or power-W: the average of any relative width W, made from
+    those that the run keeps (ema-widths)."""
     at_step: int | None = None
     """Training step of the checkpoint; None: the newest."""
     batch_size: int = 32

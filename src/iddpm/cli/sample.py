@@ -37,7 +37,8 @@ class Arguments:
     """Weight of classifier-free guidance: 1 is none, larger follows the label more. Needs a run trained with label-drop;
     an upsampler is not guided."""
     weights: str = "ema"
-    """ema (the run's first rate), ema-RATE, or model (not averaged)."""
+    """ema (the run's first rate), ema-RATE, model (not averaged), or power-W: the average of any relative width W, made from
+    those that the run keeps (ema-widths)."""
     at_step: int | None = None
     """Training step of the checkpoint; None: the newest (as for an upsampler always)."""
     batch_size: int | None = None

@@ -26,18 +26,23 @@ class Arguments:
     layout to the very bits).
 
     A variant is switched whole (--optimizer adamw), then its settings can be given (--optimizer.weight-decay 0.1).
-    On resume the number of steps, the micro-batch, the precision, the memory layout, how often it reports and where the
-    same data lies may change; nothing else.
+    On resume the number of steps, the micro-batch, the precision, the memory layout, how often it reports and saves, what
+    it does about faults, and where the same data lies may change; nothing else.
+
+    Ctrl-C, SIGTERM, --time-limit and a file RUN/stop save and stop with exit status 0; a second Ctrl-C leaves at once.
     """
 
     config: Annotated[RunConfig, tyro.conf.arg(name="")]
     out: Path | None = None
-    """Run directory, always to be given: config, journal, checkpoints; samples and reports come to lie there too."""
+    """Run directory: config, journal, checkpoints; samples and reports come to lie there too. None: runs/RECIPE in the
+    current folder."""
     data: str | None = None
     """A store, or whatever `iddpm prepare` takes: a folder or file of pictures, or a set's name; None: the recipe's own.
     Prepared into the cache ($IDDPM_CACHE, else ~/.cache/iddpm) unless it is a store."""
     train_steps: int | None = None
     """Optimizer steps in all; the same as --train.steps."""
+    micro_batch: int | Literal["auto"] | None = None
+    """Images at a time, or auto: as many as memory holds; the same as --train.micro-batch-size."""
     crop: Literal["centre", "random", "whole"] | None = None
     """What is taken of each picture: its centre square; a random square of it, drawn anew each time (--data.crop.min-scale,
     --data.crop.max-scale); or square pictures whole, leaving others out."""
@@ -52,21 +57,18 @@ class Arguments:
     lr_schedule: Literal["constant", "cosine", "inverse-root"] | None = None
     """Switch the course of the learning rate."""
     time_limit: float | None = None
-    """Hours from the start of the command after which training saves and stops, with exit status 0; so does a file RUN/stop."""
+    """Hours from the start of the command after which training saves and stops."""
     device: str | None = None
     """cpu, cuda, cuda:N or mps; None: a CUDA device where there is one."""
     json: bool = False
-    """Print one JSON object at the end: path, step, steps_done, seconds, stopped_by, resumed_from, store."""
+    """Print one JSON object at the end: path, step, train_steps, steps_done, seconds, stopped_by, resumed_from,
+    skipped_steps, rollbacks, spent (seconds, device_seconds, images, flops), store."""
 
 
 def run(argv: list[str]) -> None:
     """Parse and run."""
     arguments = _parse(argv)
-    if arguments.out is None:
-        raise ConfigError(
-            "--out is missing: the run directory, a new folder or that of a run to go on with", "say --out runs/NAME"
-        )
-    out = arguments.out
+    out = arguments.out or Path("runs") / arguments.config.recipe
     from iddpm.commands.train import train
 
     with telling() as listener:
@@ -100,6 +102,8 @@ def config_of(arguments: Arguments) -> RunConfig:
         config = replace(config, data=replace(config.data, source=arguments.data))
     if arguments.train_steps is not None:
         config = replace(config, train=replace(config.train, steps=arguments.train_steps))
+    if arguments.micro_batch is not None:
+        config = replace(config, train=replace(config.train, micro_batch_size=arguments.micro_batch))
     return config
 
 

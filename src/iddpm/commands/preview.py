@@ -7,14 +7,11 @@ from typing import Any
 import torch
 
 from iddpm.artifacts.run_dir import RunDir
+from iddpm.commands.averaged import averaged_run
 from iddpm.commands.draw import SampleRequest, draw_samples, save_samples
 from iddpm.diffusion.samplers import Ddim
 from iddpm.diffusion.spacing import EvenSteps
-from iddpm.experiment.build import build_denoiser, build_net
 from iddpm.experiment.config import RunConfig
-from iddpm.experiment.open_run import OpenRun
-from iddpm.runtime.precision import resolve_precision
-from iddpm.training.ema import ema_name
 from iddpm.training.state import TrainState
 from iddpm.training.trainer import Hook
 
@@ -27,34 +24,22 @@ def preview_hook(config: RunConfig, run: RunDir, device: torch.device) -> Hook:
     """A hook that draws a preview every `config.train.preview_every` steps, the same noise each time."""
     every = config.train.preview_every
     assert every is not None, "previews are asked for"
-    rate = config.train.ema[0]
+    opened = averaged_run(config, run, device, config.train.precision)
 
     def preview(state: TrainState) -> dict[str, Any] | None:
         if state.step % every:
             return None
         began = time.perf_counter()
-        net = build_net(config, device)
-        net.load_state_dict(state.ema.state_dict(rate))
-        precision = resolve_precision(config.train.precision, device)
-        opened = OpenRun(
-            run=run,
-            config=config,
-            denoiser=build_denoiser(config, net.eval().requires_grad_(False), precision, device),
-            step=state.step,
-            weights=ema_name(rate),
-            device=device,
-            precision=precision,
-        )
-        steps = EvenSteps(min(_STEPS, opened.denoiser.schedule.timesteps))
-        samples = draw_samples(opened, SampleRequest(num=_NUM, steps=steps, sampler=Ddim()))
+        averaged = opened(state)
+        steps = EvenSteps(min(_STEPS, averaged.denoiser.schedule.timesteps))
+        samples = draw_samples(averaged, SampleRequest(num=_NUM, steps=steps, sampler=Ddim()))
         folder = run.samples(f"preview-{state.step:09d}")
         save_samples(folder, replace(samples, facts={**samples.facts, "kind": "preview"}))
-        seconds = round(time.perf_counter() - began, 3)
         return {
             "event": "preview",
             "step": state.step,
             "path": str(folder.relative_to(run.path)),
-            "seconds": seconds,
+            "seconds": round(time.perf_counter() - began, 3),
         }
 
     return preview

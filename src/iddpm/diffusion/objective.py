@@ -37,7 +37,7 @@ class Terms:
     t: Int[Tensor, "b"] | None = None
     weight: Float[Tensor, "b"] | None = None
 
-    def weighted(self, values: Float[Tensor, "b"]) -> Float[Tensor, "b"]:
+    def weighted(self, values: Float[Tensor, "*names b"]) -> Float[Tensor, "*names b"]:
         """Values whose mean estimates the mean over uniform t."""
         return values if self.weight is None else values * self.weight
 

@@ -43,6 +43,7 @@ def build_net(config: RunConfig, device: torch.device) -> UNet:
     choice = config.train.channels_last
     if choice == "yes" or (choice == "auto" and device.type in ("cpu", "cuda")):
         net.use_memory_format(torch.channels_last)
+    net.use_activation_checkpointing(config.train.activation_checkpointing)
     return net
 
 

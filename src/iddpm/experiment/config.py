@@ -80,6 +80,9 @@ class RunConfig:
     """One run. What may change on resume is named in `iddpm.experiment.identity`."""
 
     recipe: str
+    init: str | None = None
+    """Whose weights it starts from: a run directory (its averaged weights), a checkpoint folder or a file of weights; None:
+    initial ones."""
     data: DataConfig
     train: TrainConfig
     diffusion: DiffusionConfig = field(default_factory=DiffusionConfig)

@@ -24,17 +24,27 @@ MAY_CHANGE = frozenset({"data.source", "data.labels", "data.background"}) | froz
     for name in (
         "steps",
         "micro_batch_size",
+        "activation_checkpointing",
         "precision",
         "channels_last",
         "log_every",
         "checkpoint_every",
         "keep_checkpoints",
         "keep_every",
+        "keep_best",
+        "snapshot_every",
         "preview_every",
+        "evaluate_every",
+        "evaluate_num",
+        "evaluate_steps",
+        "gradient_noise_scale",
+        "faults.patience",
+        "faults.rollbacks",
+        "faults.lr_factor",
     )
 )
-"""Paths that may differ on resume: how far, in what layout and arithmetic, how often it reports, and where the data lies
-(what it is, data.content_hash, may not)."""
+"""Paths that may differ on resume: how far, in what layout and arithmetic, how often it reports and saves, what it does about
+faults, and where the data lies (what it is, data.content_hash, may not)."""
 
 _CONVERTER = make_converter(forbid_extra_keys=True)
 for _union in (Crop, Schedule, Objective, TimestepSampling, Optimizer, RateSchedule):

@@ -6,24 +6,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from iddpm.artifacts.checkpoint import load_tensors
 from iddpm.artifacts.run_dir import RunDir, open_run_dir
 from iddpm.diffusion.denoiser import NetDenoiser
 from iddpm.experiment.build import build_denoiser, build_net
 from iddpm.experiment.config import RunConfig
 from iddpm.experiment.identity import config_from_json
+from iddpm.experiment.weights import find_weights
 from iddpm.networks.unet import UNet
 from iddpm.runtime.errors import RunError
 from iddpm.runtime.precision import Precision, resolve_precision
 from iddpm.runtime.telling import SILENT, Listener
-from iddpm.training.ema import ema_name
 
 __all__ = ["OpenRun", "load_weights", "open_run"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRun:
-    """A trained network at a checkpoint. `weights` is "ema-RATE" or "model" (the raw ones)."""
+    """A trained network at a checkpoint. `weights` is "ema-RATE", "power-WIDTH" or "model" (the raw ones)."""
 
     run: RunDir
     config: RunConfig
@@ -37,7 +36,7 @@ class OpenRun:
     def stamp(self) -> str:
         """What a result's key says of the weights and the arithmetic it was made with (float32 goes without saying)."""
         arithmetic = "" if self.precision == "float32" else f"-{self.precision}"
-        return f"step{self.step}-{self.weights.replace('ema-', 'ema')}{arithmetic}"
+        return f"step{self.step}-{self.weights.replace('-', '', 1)}{arithmetic}"
 
     @property
     def settings(self) -> str:
@@ -61,10 +60,10 @@ def open_run(
     Args:
         path: The run directory.
         device: Where to compute.
-        weights: "ema" (the run's first rate), "ema-RATE" or "model".
+        weights: "ema" (the run's first rate), "ema-RATE", "power-WIDTH" (any width, where the run keeps some) or "model".
         step: The checkpoint's step; None: the newest that is whole.
         precision: None: as the config says, on this device ("auto" is resolved here).
-        listener: Told when a damaged checkpoint was passed over.
+        listener: Told when a damaged checkpoint or snapshot was passed over, and how well a width was made.
 
     Raises:
         RunError: The path holds no run, or no whole checkpoint, or no such weights.
@@ -74,9 +73,9 @@ def open_run(
     checkpoint, complaints = run.checkpoint_at(step)
     for complaint in complaints:
         listener.say(f"warning: {complaint}; using the checkpoint of step {checkpoint.step}")
-    group = _weights_of(run, config, weights)
+    group, tensors = find_weights(run, config, checkpoint, weights, listener)
     net = build_net(config, device)
-    load_weights(net, load_tensors(checkpoint, group), f"{checkpoint.path}/{group}")
+    load_weights(net, tensors, f"{checkpoint.path}/{group}")
     resolved = resolve_precision(precision or config.train.precision, device)
     denoiser = build_denoiser(config, net.eval().requires_grad_(False), resolved, device)
     return OpenRun(
@@ -88,14 +87,6 @@ def open_run(
         device=device,
         precision=resolved,
     )
-
-
-def _weights_of(run: RunDir, config: RunConfig, asked: str) -> str:
-    there = [ema_name(rate) for rate in config.train.ema]
-    group = there[0] if asked == "ema" else asked
-    if group not in (*there, "model"):
-        raise RunError(f"{run.path} holds no {asked!r} weights", f"allowed: ema, model, {', '.join(there)}")
-    return group
 
 
 def load_weights(net: UNet, tensors: dict[str, Tensor], name: str) -> None:

@@ -3,6 +3,7 @@
 Parameter names are those of the published checkpoints: a published state dict loads strictly.
 """
 
+import contextlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,20 +13,23 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from iddpm.networks.blocks import (
+    ActivationCheckpointing,
     Attention,
     AttentionOrder,
+    Checkpointed,
     Downsample,
     Resampling,
     ResidualBlock,
+    Stage,
     Upsample,
     zeroed,
 )
-from iddpm.networks.embedding import time_embedding
+from iddpm.networks.embedding import autocast_type, time_embedding
 from iddpm.networks.layout import default_multipliers, level_widths
 from iddpm.networks.norm import GROUPS, GroupNorm
 from iddpm.runtime.errors import ConfigError
 
-__all__ = ["Stage", "UNet", "UNetConfig"]
+__all__ = ["UNet", "UNetConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +95,7 @@ class UNetConfig:
         return heads
 
 
-class UNet(nn.Module):
+class UNet(Checkpointed):
     """A U-Net over square images, told the time and, where built so, a label and a low-resolution image.
 
     Args:
@@ -160,7 +164,7 @@ class UNet(nn.Module):
         self._check_conditioning(label, low_res, noise_level)
         for side in x.shape[2:]:
             level_widths(side, len(self.widths))
-        embedding = F.silu(self._embedding(time, label))
+        embedding = self._embedding(time, label)
         if low_res is not None:
             x = torch.cat([x, F.interpolate(low_res.to(x.dtype), x.shape[2:], mode="bilinear")], dim=1)
         h = x.contiguous(memory_format=self.memory_format)
@@ -170,7 +174,10 @@ class UNet(nn.Module):
             skips.append(h)
         h = self.middle_block(h, embedding)
         for stage in self.output_blocks:
-            h = stage(torch.cat([h, skips.pop()], dim=1), embedding)
+            h = stage(h, embedding, skips.pop())
+        return self.recomputed(self._last, h)
+
+    def _last(self, h: Tensor) -> Tensor:
         norm, _, conv = self.out
         return conv(norm(h))
 
@@ -179,10 +186,23 @@ class UNet(nn.Module):
         self.memory_format = memory_format
         return self.to(memory_format=memory_format)  # pyright: ignore[reportCallIssue]  # documented, not in its stubs
 
+    def use_activation_checkpointing(self, mode: ActivationCheckpointing) -> "UNet":
+        """Keeps less for the backward pass from now on, at the price of computing it again; values and gradients stay."""
+        for module in self.modules():
+            if isinstance(module, Checkpointed):
+                module.activation_checkpointing = mode
+        return self
+
     def _embedding(self, time: Tensor, label: Tensor | None) -> Tensor:
+        """Computed in the type of the weights, and handed to the blocks in that of autocast."""
         dtype = next(self.time_embed.parameters()).dtype
-        embedding = self.time_embed(time_embedding(time, self.config.channels).to(dtype))
-        return embedding if label is None else embedding + self.label_emb(label)
+        half = autocast_type(time.device)
+        with torch.autocast(time.device.type, enabled=False) if half else contextlib.nullcontext():
+            embedding = self.time_embed(time_embedding(time, self.config.channels).to(dtype))
+            if label is not None:
+                embedding = embedding + self.label_emb(label)
+            embedding = F.silu(embedding)
+        return embedding.to(half) if half else embedding
 
     def _check_conditioning(self, label: Tensor | None, low_res: Tensor | None, noise_level: Tensor | None) -> None:
         for name, given, built in (
@@ -211,7 +231,7 @@ class UNet(nn.Module):
                 skips.append(width)
         return nn.ModuleList(stages), skips
 
-    def _middle(self) -> "Stage":
+    def _middle(self) -> Stage:
         width = self.config.channels * self.multipliers[-1]
         return Stage([self._residual(width, width), self._attention(width), self._residual(width, width)])
 
@@ -251,15 +271,6 @@ class UNet(nn.Module):
         if self.config.resample == "resblock":
             return self._residual(channels, channels, resampling)
         return Downsample(channels) if resampling == "down" else Upsample(channels)
-
-
-class Stage(nn.ModuleList):
-    """Layers in sequence, the residual blocks among them given the embedding too."""
-
-    def forward(self, x: Float[Tensor, "b c h w"], embedding: Float[Tensor, "b e"]) -> Float[Tensor, "b d i j"]:
-        for layer in self:
-            x = layer(x, embedding) if isinstance(layer, ResidualBlock) else layer(x)
-        return x
 
 
 def _num_labels(num_classes: int | None, null_label: bool) -> int:

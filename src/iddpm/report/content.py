@@ -7,13 +7,21 @@ may be left out.
 - `start`, `resume`: `step`, where the process set out; a resume may have `changes`, `{path: [before, now]}`.
 - `step`: `step`, `elapsed_seconds` (of all the training that led here), `loss`, `parts` (`mse`; `bound` in
   bits/dim), `grad_norm`, `lr`, `images_per_second`, `seconds` (by phase), `peak_memory_bytes`, and sometimes
-  `mse_by_quartile`, which has None where no timestep fell. Losses and norms are means since the step event
-  before, and seconds are sums.
-- `checkpoint`, `preview`: `step`; sometimes `seconds`, how long that took.
+  `loss_by_quartile`, `mse_by_quartile`, `bound_by_quartile` (None where no timestep fell), `skipped` (steps whose loss or
+  gradient was not finite), `loss_scale` (fp16), `gradient_noise_scale` (pictures; None where noise hides the signal).
+  Losses and norms are means since the step event before, and seconds are sums.
+- `evaluation`: `step`, `bits_per_dim`, `standard_error_bits_per_dim`, `num_images`, `num_steps`, `weights`, `seconds`.
+- `preview`: `step`; sometimes `seconds`.
+- `checkpoint`, `snapshot`: `step`; `bytes`, `copy_seconds`, `wait_seconds` (training stood still for these), `write_seconds`
+  (beside it); older ones sometimes `seconds`. `checkpoint_failed`: `step`, `reason`.
+- `skipped`: `step`, `steps`; in place of the step event's. `rollback`: `step`, `to_step`, `lr_factor` (of all rollbacks),
+  `reason`; the clock runs on. `failed`: `step`, `reason`.
+- `init`: `source`, `source_step`, `not_loaded`, `unused`, `labels`. `micro_batch`: `step`, `micro_batch_size`, `reason`.
+  `data_wait`: `step`, `share`, `cure`.
 - `interrupt`, `end`: `step`, `elapsed_seconds`, and perhaps `seconds_by_phase` since the last step event.
 
-A run killed without a word resumes from its last checkpoint: step events after that step are told twice, and the
-later ones count.
+A run killed without a word resumes from its last checkpoint, and one whose losses are no longer finite goes back to it:
+step events after that step are told twice, and the later ones count.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The journal as arrays: which step events count, how they are smoothed, when the run was taken up again."""
+"""The journal as arrays: which step events count, how they are smoothed, when the run was taken up again or went back."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,14 @@ from jaxtyping import Float
 __all__ = [
     "Curve",
     "Resume",
+    "Rollback",
     "at_path",
+    "back_to",
     "curve",
     "kept_events",
     "kept_steps",
     "resumes",
+    "rollbacks",
     "smoothed",
     "thinned",
     "when",
@@ -57,8 +60,31 @@ class Resume:
     changes: Mapping[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rollback:
+    """A run that went back to a checkpoint by itself.
+
+    Attributes:
+        step: Where it stood.
+        to_step: Where it went on.
+        lr_factor: What the learning rate is multiplied by since; None where not told.
+        reason: Why it went back; may be empty.
+    """
+
+    step: int
+    to_step: int
+    lr_factor: float | None
+    reason: str
+
+
+def back_to(event: Event) -> float | None:
+    """The step that an event took the run back to; None where it is not of that kind."""
+    where = {"resume": "step", "rollback": "to_step"}.get(event.get("event", ""))
+    return None if where is None else float(event.get(where, math.inf))
+
+
 def kept_steps(events: Sequence[Event]) -> list[Event]:
-    """Step events that led to the run's present state: those that a resume went back behind are left out."""
+    """Step events that led to the run's present state: those that a resume or a rollback went back behind are left out."""
     return kept_events(events, ("step",))
 
 
@@ -66,8 +92,8 @@ def kept_events(events: Sequence[Event], kinds: Sequence[str]) -> list[Event]:
     """As `kept_steps`, for events of several kinds."""
     kept: list[Event] = []
     for event in events:
-        if event.get("event") == "resume":
-            kept = [one for one in kept if one["step"] <= event.get("step", math.inf)]
+        if (back := back_to(event)) is not None:
+            kept = [one for one in kept if one["step"] <= back]
         elif event.get("event") in kinds and "step" in event:
             kept.append(event)
     return kept
@@ -92,6 +118,20 @@ def resumes(events: Sequence[Event]) -> list[Resume]:
             )
         )
     return found
+
+
+def rollbacks(events: Sequence[Event]) -> list[Rollback]:
+    """Each time the run went back by itself, oldest first."""
+    return [
+        Rollback(
+            step=int(event.get("step") or 0),
+            to_step=int(event.get("to_step") or 0),
+            lr_factor=event.get("lr_factor"),
+            reason=str(event.get("reason") or ""),
+        )
+        for event in events
+        if event.get("event") == "rollback"
+    ]
 
 
 def curve(steps: Sequence[Event], path: str) -> Curve:

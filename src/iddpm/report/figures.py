@@ -9,10 +9,11 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Float
 
 from iddpm.report.curves import Curve, smoothed, thinned
 from iddpm.report.palette import ROLES
@@ -31,13 +32,20 @@ _STAND_INS = {role: f"#10f0{number:02x}" for number, role in enumerate(ROLES)}
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One curve of a chart. `smooth` draws its local mean, and each logged value faintly behind it."""
+    """One curve of a chart.
+
+    Attributes:
+        smooth: Draw its local mean.
+        raw: Draw each logged value faintly behind that.
+        spread: Half the height of a band around the curve, at each point; None: no band. For curves that are not smoothed.
+    """
 
     curve: Curve
     role: str = "blue"
     dash: str = ""
     smooth: bool = True
     raw: bool = True
+    spread: Float[np.ndarray, " n"] | None = None
 
 
 def draw(
@@ -97,12 +105,15 @@ def log_ticks(low: float, high: float) -> list[float]:
 def _positive(line: Line) -> Line:
     keep = line.curve.y > 0
     curve = Curve(line.curve.x[keep], line.curve.y[keep], line.curve.left_out)
-    return Line(curve=curve, role=line.role, dash=line.dash, smooth=line.smooth, raw=line.raw)
+    return replace(line, curve=curve, spread=None if line.spread is None else line.spread[keep])
 
 
 def _plot(axes: "Axes", line: Line) -> None:
     colour = _STAND_INS[line.role]
-    few = len(line.curve) < 3
+    few = len(line.curve) < (3 if line.spread is None else 30)
+    if line.spread is not None:
+        low, high = line.curve.y - line.spread, line.curve.y + line.spread
+        axes.fill_between(line.curve.x, low, high, color=colour, alpha=0.16, linewidth=0)
     if line.smooth and line.raw and len(line.curve) >= 60:
         raw = thinned(line.curve, MOST_POINTS)
         axes.plot(raw.x, raw.y, color=colour, linewidth=0.7, alpha=0.3)
@@ -116,7 +127,7 @@ def _plot(axes: "Axes", line: Line) -> None:
         linewidth=1.7,
         linestyle=style,
         marker="o" if few else "",
-        markersize=4,
+        markersize=4 if len(line.curve) < 3 else 2.6,
         solid_capstyle="round",
     )
 
@@ -157,11 +168,16 @@ def _scale(axes: "Axes", lines: Sequence[Line], *, log: bool, from_zero: bool) -
 
 def _limits(lines: Sequence[Line], from_zero: bool) -> tuple[float, float]:
     """Room for all values but the rarest far ones."""
-    values = np.concatenate([line.curve.y for line in lines])
+    values = np.concatenate([edge for line in lines for edge in _edges(line)])
     low, high = float(np.quantile(values, 0.002)), float(np.quantile(values, 0.998))
     low = min(low, 0.0) if from_zero else low
     room = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
     return (low if from_zero and low == 0 else low - room), high + room
+
+
+def _edges(line: Line) -> list[np.ndarray]:
+    y, spread = line.curve.y, line.spread
+    return [y] if spread is None else [y - spread, y + spread]
 
 
 def _tick(value: float, _: int) -> str:

@@ -1,18 +1,18 @@
-"""Charts of the journal: what was learned, how steadily, how fast. One run, or several in the same axes."""
+"""Charts of the steps: what was learned, how steadily, how fast. One run, or several in the same axes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from iddpm.report.curves import Curve, at_path, curve, kept_steps, resumes, smoothed, thinned, window
+from iddpm.report.curves import Curve, at_path, back_to, curve, kept_steps, smoothed, thinned, window
 from iddpm.report.figures import Line, draw, wants_log
 from iddpm.report.palette import DASHES, ORDERED, SERIES
 from iddpm.report.quantities import count, plain
 from iddpm.report.views import Chart, Key, Table
 
-__all__ = ["charts", "left_out", "run_keys", "speed_chart"]
+__all__ = ["charts", "left_out", "mark_note", "marks", "run_keys", "speed_chart"]
 
 Events = Sequence[Mapping[str, Any]]
 
@@ -62,9 +62,18 @@ QUANTITIES = (
         path="lr",
         title="Learning rate",
         unit="no unit",
-        reading="The size of the optimizer's steps, which the recipe fixes beforehand.",
+        reading="The size of the optimizer's steps, which the recipe fixes beforehand; a run that goes back to a "
+        "checkpoint lowers it.",
         log=False,
         from_zero=True,
+        smooth=False,
+    ),
+    _Quantity(
+        path="loss_scale",
+        title="Loss scale",
+        unit="factor",
+        reading="What the loss is multiplied by so that small gradients do not vanish in fp16. It halves whenever "
+        "gradients overflow, and such a step is skipped; it doubles after a while without. A lasting fall means trouble.",
         smooth=False,
     ),
 )
@@ -82,26 +91,73 @@ QUARTERS = (
     "third quarter",
     "last quarter: nearly all noise",
 )
-QUARTER_PATHS = ("mse_by_quartile", "loss_by_quartile")
+BY_QUARTER = (
+    _Quantity(
+        path="mse_by_quartile",
+        title="Error by amount of noise",
+        unit="mean square",
+        reading="The same error, split by timestep t. Noise is hardest to tell from the picture where there is "
+        "least of it.",
+    ),
+    _Quantity(
+        path="loss_by_quartile",
+        title="Loss by amount of noise",
+        unit="loss",
+        reading="The same loss, split by timestep t.",
+    ),
+    _Quantity(
+        path="bound_by_quartile",
+        title="Bound by amount of noise",
+        unit="bits/dim, as if all t were in this quarter",
+        reading="The sampled bound, split by timestep t; it is about the mean of the four lines. Once a model has learned, "
+        "most of it is where there is least noise, where fine detail is settled; early on a few bad steps may outweigh that.",
+    ),
+)
+NOISE_SCALE = _Quantity(
+    path="gradient_noise_scale",
+    title="Gradient noise scale",
+    unit="pictures",
+    reading="The batch in whose gradient noise and signal are equal. A batch well below it, doubled, does the work of "
+    "nearly two steps; well above it, more pictures gain little. It usually grows as training goes on.",
+)
 
 
 def charts(runs: Sequence[tuple[str, Events]]) -> list[Chart]:
     """The charts that the journals have numbers for; colours and dashes follow the order of the runs."""
     steps = [(name, kept_steps(events)) for name, events in runs]
-    made = [_chart(quantity, steps, _marks(runs)) for quantity in QUANTITIES]
+    made = [_chart(quantity, steps, marks(runs)) for quantity in QUANTITIES]
     if len(runs) == 1:
-        made.insert(3, _quarters(steps[0][1], _marks(runs)))
+        made[3:3] = [_quarters(quantity, steps[0][1], marks(runs)) for quantity in _split(steps[0][1])]
+        made.append(_noise_scale(runs[0][1]))
+    else:
+        made.append(_chart(NOISE_SCALE, steps, ()))
     return [chart for chart in made if chart is not None]
 
 
 def speed_chart(runs: Sequence[tuple[str, Events]]) -> Chart | None:
     """Pictures per second while training; None where no journal tells."""
-    return _chart(SPEED, [(name, kept_steps(events)) for name, events in runs], _marks(runs))
+    return _chart(SPEED, [(name, kept_steps(events)) for name, events in runs], marks(runs))
 
 
 def run_keys(names: Sequence[str]) -> list[Key]:
     """The legend of several runs."""
     return [Key(label=name, role=_role(position), dash=_dash(position)) for position, name in enumerate(names)]
+
+
+def marks(runs: Sequence[tuple[str, Events]]) -> list[float]:
+    """Where the only run was taken up again or went back."""
+    if len(runs) != 1:
+        return []
+    found = [back for event in runs[0][1] if (back := back_to(event)) is not None]
+    return [float(step) for step in found if np.isfinite(step)]
+
+
+def mark_note(events: Events) -> str:
+    """What the marks in the charts of a run mean; empty where there are none."""
+    words = {"resume": "was taken up again", "rollback": "went back to a checkpoint"}
+    kinds = {event.get("event") for event in events}
+    told = [meaning for kind, meaning in words.items() if kind in kinds]
+    return f"Dotted upright lines: the run {' or '.join(told)} there." if told else ""
 
 
 def left_out(events: Events) -> int:
@@ -129,33 +185,41 @@ def _chart(quantity: _Quantity, runs: Sequence[tuple[str, Events]], marks: Seque
     )
 
 
-def _quarters(steps: Events, marks: Sequence[float]) -> Chart | None:
-    path = next((path for path in QUARTER_PATHS if any(at_path(step, path) for step in steps)), None)
-    if path is None:
-        return None
-    curves = [curve(steps, f"{path}.{quarter}") for quarter in range(4)]
-    lines = [
-        Line(curve=line, role=ORDERED[quarter], dash=DASHES[quarter], raw=False)
-        for quarter, line in enumerate(curves)
-        if len(line)
-    ]
+def _split(steps: Events) -> list[_Quantity]:
+    """What is shown by quarters of the timesteps; the loss only where the error is not told."""
+    there = [quantity for quantity in BY_QUARTER if any(at_path(step, quantity.path) for step in steps)]
+    names = [quantity.path for quantity in there]
+    return [one for one in there if one.path != "loss_by_quartile" or "mse_by_quartile" not in names]
+
+
+def _quarters(quantity: _Quantity, steps: Events, marked: Sequence[float]) -> Chart | None:
+    lines, keys = [], []
+    for quarter, label in enumerate(QUARTERS):
+        line = curve(steps, f"{quantity.path}.{quarter}")
+        if len(line):
+            lines.append(Line(curve=line, role=ORDERED[quarter], dash=DASHES[quarter], raw=False))
+        keys.append(Key(label=label, role=ORDERED[quarter], dash=DASHES[quarter]))
     if not lines:
         return None
-    unit = "mean square" if path == "mse_by_quartile" else "loss"
-    title = "Error by amount of noise" if path == "mse_by_quartile" else "Loss by amount of noise"
-    svg = draw(lines, name=title, unit=unit, log=wants_log([line.curve for line in lines]), marks=marks)
-    return Chart(
-        title=title,
-        unit=unit,
-        svg=svg,
-        reading="The same error, split by timestep t. Noise is hardest to tell from the picture where there is "
-        "least of it.",
-        keys=[Key(label=label, role=ORDERED[quarter], dash=DASHES[quarter]) for quarter, label in enumerate(QUARTERS)],
-    )
+    log = wants_log([line.curve for line in lines])
+    svg = draw(lines, name=quantity.title, unit=quantity.unit, log=log, marks=marked)
+    return Chart(title=quantity.title, unit=quantity.unit, svg=svg, reading=quantity.reading, keys=keys)
 
 
-def _marks(runs: Sequence[tuple[str, Events]]) -> list[float]:
-    return [float(resume.step) for resume in resumes(runs[0][1])] if len(runs) == 1 else []
+def _noise_scale(events: Events) -> Chart | None:
+    """The noise scale of one run, beside the batch that it trains with."""
+    steps = [step for step in kept_steps(events) if (step.get(NOISE_SCALE.path) or 0) > 0]
+    chart = _chart(NOISE_SCALE, [("", steps)], marks([("", events)]))
+    batch = next((event["batch_size"] for event in events if event.get("batch_size")), None)
+    if chart is None or batch is None:
+        return chart
+    measured = curve(steps, NOISE_SCALE.path)
+    level = Curve(measured.x, np.full_like(measured.x, batch))
+    lines = [Line(curve=measured), Line(curve=level, role="grey", dash=DASHES[1], smooth=False)]
+    log = wants_log([measured, level])
+    svg = draw(lines, name=NOISE_SCALE.title, unit=NOISE_SCALE.unit, log=log, marks=marks([("", events)]))
+    keys = [Key(label="noise scale", role="blue"), Key(label=f"batch: {count(batch)}", role="grey", dash=DASHES[1])]
+    return replace(chart, svg=svg, keys=keys)
 
 
 def _drawn(lines: Sequence[Line], smooth: bool) -> str:

@@ -5,9 +5,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from iddpm.report import learning, likelihood, sheets, summary, timing
+from iddpm.report import faults, held_out, learning, likelihood, sheets, summary, timing
 from iddpm.report.content import RunReport
 from iddpm.report.palette import css_variables
+from iddpm.report.views import Chart
 from iddpm.runtime.files import check_writable, write_text
 
 __all__ = ["render", "write"]
@@ -51,9 +52,12 @@ def _single(run: RunReport) -> dict[str, Any]:
         "strips": sheets.strips(run),
         "full_sheets": sheets.full_sheets(run),
         "previews": sheets.preview_strip(run),
-        "charts": learning.charts([(run.name, run.events)]),
+        "charts": _charts([run]),
+        "marks": learning.mark_note(run.events),
         "speed": learning.speed_chart([(run.name, run.events)]),
         "resumes": timing.resume_table(run),
+        "happenings": faults.happenings(run.events),
+        "saving": timing.saving_table(run),
         "bar": bar,
         "foretold": timing.foretold(run),
         "protocol": "" if result is None else likelihood.protocol(result, run),
@@ -61,6 +65,7 @@ def _single(run: RunReport) -> dict[str, Any]:
         "terms": None if result is None else likelihood.terms_chart([(run.name, result)]),
         "half": "" if result is None else likelihood.where_half_is(result),
         "results": likelihood.result_table(run) if results else None,
+        "measured": held_out.last_measured(run.events) is not None,
         "others": [one for one in run.evaluations if one.get("kind") != "likelihood"],
     }
 
@@ -74,7 +79,7 @@ def _several(runs: Sequence[RunReport]) -> dict[str, Any]:
         "keys": learning.run_keys([run.name for run in runs]),
         "table": summary.comparison_table(runs),
         "differing": summary.differing_settings(runs),
-        "charts": learning.charts([(run.name, run.events) for run in runs]),
+        "charts": _charts(runs),
         "speed": learning.speed_chart([(run.name, run.events) for run in runs]),
         "bars": bars,
         "phases": timing.phase_table(bars),
@@ -83,6 +88,13 @@ def _several(runs: Sequence[RunReport]) -> dict[str, Any]:
         "strip": strip,
         "unseen": unseen,
     }
+
+
+def _charts(runs: Sequence[RunReport]) -> list[Chart]:
+    """Those of the steps, and second what was measured between them."""
+    told = [(run.name, run.events) for run in runs]
+    learned, measured = learning.charts(told), held_out.held_out_chart(told)
+    return learned if measured is None else [*learned[:1], measured, *learned[1:]]
 
 
 def _colours() -> Mapping[str, str]:

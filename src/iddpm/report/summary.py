@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from iddpm.report.content import RunReport
-from iddpm.report.curves import kept_steps
+from iddpm.report.curves import back_to, kept_steps, rollbacks
+from iddpm.report.faults import fault_warnings, skipped_steps
+from iddpm.report.held_out import last_measured, measured_on
 from iddpm.report.likelihood import best, protocol
 from iddpm.report.quantities import (
     bits_per_dim,
@@ -32,12 +34,12 @@ __all__ = [
 
 
 def status(run: RunReport) -> tuple[str, str]:
-    """How the run stands, as a word for its state (`done`, `stopped`, `going`, `new`) and a sentence."""
+    """How the run stands, as a word for its state (`done`, `stopped`, `failed`, `going`, `new`) and a sentence."""
     of = f" of {count(run.train_steps)}" if run.train_steps else ""
     told = [
         event
         for event in run.events
-        if event.get("event") in ("start", "step", "checkpoint", "resume", "interrupt", "end")
+        if event.get("event") in ("start", "step", "resume", "rollback", "failed", "interrupt", "end")
     ]
     if not told:
         return "new", "nothing journalled yet"
@@ -46,16 +48,18 @@ def status(run: RunReport) -> tuple[str, str]:
         return "done", f"finished at step {step}"
     if last == "interrupt":
         return "stopped", f"interrupted at step {step}{of}"
+    if last == "failed":
+        return "failed", f"failed at step {step}{of}"
     return "going", f"at step {step}{of}: still going, or stopped without a word"
 
 
 def reached_step(run: RunReport) -> int:
-    """The last training step that the journal tells of."""
-    after_resume = list(run.events)
+    """The last training step that the journal tells of, since the run last went back."""
+    base, since = 0.0, 0
     for position, event in enumerate(run.events):
-        if event.get("event") == "resume":
-            after_resume = list(run.events[position:])
-    return max((int(event.get("step") or 0) for event in after_resume), default=0)
+        if (back := back_to(event)) is not None and math.isfinite(back):
+            base, since = back, position + 1
+    return int(max([base, *(event.get("step") or 0 for event in run.events[since:])]))
 
 
 def lead(run: RunReport) -> str:
@@ -77,7 +81,7 @@ def facts(run: RunReport) -> list[Fact]:
         measured(run).get("peak_memory_bytes"),
     )
     seconds = training_seconds(run.events)
-    bits = [] if result is None else _bits(result, run)
+    bits = _bits_while_training(run) if result is None else _bits(result, run)
     known = [
         Fact(label="Parameters", value=compact(run.parameters), note="trainable numbers") if run.parameters else None,
         Fact(
@@ -103,7 +107,7 @@ def facts(run: RunReport) -> list[Fact]:
 
 def warnings(run: RunReport, left_out: int) -> list[str]:
     """What a reader must know before trusting the page."""
-    found = []
+    found = fault_warnings(run.events)
     if left_out:
         found.append(f"{count(left_out)} logged losses are not finite numbers; the charts leave them out.")
     if not kept_steps(run.events):
@@ -136,6 +140,7 @@ def comparison_table(runs: Sequence[RunReport]) -> Table:
             "bits/dim measured on",
             *("–" if one is None else protocol(one, run) for run, one in zip(runs, results, strict=True)),
         ],
+        *_rare_rows(runs),
     ]
     return Table(head=["", *(run.name for run in runs)], rows=rows, numeric=len(runs) + 1)
 
@@ -173,6 +178,37 @@ def _bits(result: Mapping[str, Any], run: RunReport) -> list[Fact]:
             note=f"lower is better; {protocol(result, run)}",
         )
     ]
+
+
+def _bits_while_training(run: RunReport) -> list[Fact]:
+    event = last_measured(run.events)
+    if event is None:
+        return []
+    step = f" of step {count(event['step'])}" if event.get("step") is not None else ""
+    return [
+        Fact(
+            label="Bits per dim, while training",
+            value=_total(event).removesuffix(" bits/dim"),
+            note=f"lower is better; {measured_on(event)}{step}",
+        )
+    ]
+
+
+def _rare_rows(runs: Sequence[RunReport]) -> list[list[str]]:
+    """Rows that most comparisons do not need."""
+    measured = [last_measured(run.events) for run in runs]
+    rows = [
+        [
+            "bits/dim at the last measurement while training",
+            *(
+                "–" if one is None else f"{_total(one).removesuffix(' bits/dim')} ({measured_on(one)})"
+                for one in measured
+            ),
+        ],
+        ["steps skipped, not finite", *(count(skipped_steps(run.events)) for run in runs)],
+        ["times gone back to a checkpoint", *(count(len(rollbacks(run.events))) for run in runs)],
+    ]
+    return [row for row in rows if set(row[1:]) - {"–", "0"}]
 
 
 def _total(result: Mapping[str, Any]) -> str:

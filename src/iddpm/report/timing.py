@@ -17,26 +17,33 @@ __all__ = [
     "measured",
     "phase_table",
     "resume_table",
+    "saving_table",
     "time_bar",
     "training_phases",
     "training_seconds",
 ]
 
 PHASED = {"step": "seconds", "interrupt": "seconds_by_phase", "end": "seconds_by_phase"}
+SAVES = ("checkpoint", "snapshot")
+SAVING = {
+    "copy_seconds": "training stood still: copying",
+    "wait_seconds": "training stood still: waiting for the save before",
+    "write_seconds": "writing, while training went on",
+}
 MEANINGS = {
     "data": "reading and moving pictures",
     "forward": "the network, and its loss",
     "backward": "gradients",
     "optimizer": "changing the weights",
     "ema": "averaging the weights",
-    "checkpoint": "saving",
+    "checkpoint": "saving: copying, waiting for the disk",
     "preview": "sampling while training",
     "compile": "preparing fast code",
     "prepare": "making the data set",
     "sample": "making pictures",
     "sampling": "making pictures",
     "likelihood": "computing bits per dim",
-    "evaluation": "measuring quality",
+    "evaluation": "bits per dim of held-out pictures",
     "everything else": "starting, waiting, writing",
 }
 
@@ -56,17 +63,16 @@ def training_seconds(events: Sequence[Mapping[str, Any]]) -> float | None:
 def training_phases(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Seconds by phase of all step events, lost ones included.
 
-    Checkpoints and previews count by what their own events say where step events do not name them.
+    Checkpoints, previews and evaluations count by what their own events say where step events do not name them.
     """
     sums: dict[str, float] = {}
     for event in events:
         if event.get("event") in PHASED:
             for phase, seconds in (event.get(PHASED[event["event"]]) or {}).items():
                 sums[phase] = sums.get(phase, 0.0) + float(seconds)
-    for phase in ("checkpoint", "preview"):
+    for phase in ("checkpoint", "preview", "evaluation"):
         if phase not in sums:
-            told = [event.get("seconds") for event in events if event.get("event") == phase]
-            total = sum(float(seconds) for seconds in told if isinstance(seconds, int | float))
+            total = sum(_own_seconds(event) for event in events if event.get("event") == phase)
             if total:
                 sums[phase] = total
     return sums
@@ -86,7 +92,7 @@ def time_bar(run: RunReport) -> Bar | None:
     if rest > 0.005 * total:
         training["everything else"] = rest
     parts = [("training", training), ("outside training", dict(run.outside_seconds))]
-    whole = sum(sum(group.values()) for _, group in parts)
+    whole = float(sum(sum(group.values()) for _, group in parts))
     if whole <= 0:
         return None
     segments = [
@@ -172,6 +178,29 @@ def resume_table(run: RunReport) -> Table | None:
         if rows
         else None
     )
+
+
+def saving_table(run: RunReport) -> Table | None:
+    """What saving took, by whether training stood still for it; None where the journal does not say."""
+    saves = [event for event in run.events if event.get("event") in SAVES and event.get("copy_seconds") is not None]
+    if not saves:
+        return None
+    rows = [
+        [words, duration(float(np.mean(seconds))), duration(max(seconds)), duration(sum(seconds))]
+        for name, words in SAVING.items()
+        for seconds in [[float(event.get(name) or 0) for event in saves]]
+    ]
+    size = bytes_of_memory(max(event.get("bytes") or 0 for event in saves))
+    return Table(
+        head=[f"{count(len(saves))} save{'s'[: len(saves) - 1]}, up to {size}", "each, mean", "longest", "in all"],
+        rows=rows,
+    )
+
+
+def _own_seconds(event: Mapping[str, Any]) -> float:
+    """What an event says that training stood still for it; writing a checkpoint goes on beside training."""
+    told = [event.get(name) for name in ("seconds", "copy_seconds", "wait_seconds")]
+    return float(sum(seconds for seconds in told if isinstance(seconds, int | float)))
 
 
 def _estimates(forecast: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

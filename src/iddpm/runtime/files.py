@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ __all__ = [
     "locked",
     "new_folder",
     "publish_folder",
+    "remove_folder",
+    "reported",
     "sha256_of",
     "sync_file",
     "to_json",
@@ -42,17 +45,16 @@ def write_bytes(path: Path, content: bytes) -> None:
         OutputError: The folder is missing, read-only or full.
     """
     path = Path(path)
-    with _reported(path):
-        handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    with reported(path):
+        aside = _hidden(path, ".part")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with aside.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(aside, 0o666 & ~_umask())
             os.replace(aside, path)
         except BaseException:
-            Path(aside).unlink(missing_ok=True)
+            aside.unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
 
@@ -77,12 +79,12 @@ def new_folder(path: Path) -> Iterator[Path]:
         OutputError: The place cannot be written.
     """
     path = Path(path)
-    with _reported(path):
+    with reported(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+        aside = _hidden(path, ".part")
+        aside.mkdir()
     try:
-        os.chmod(aside, 0o777 & ~_umask())
-        with _reported(path, _FULL):
+        with reported(path, _FULL):
             yield aside
         publish_folder(aside, path)
     except BaseException:
@@ -96,12 +98,24 @@ def publish_folder(aside: Path, path: Path) -> None:
     Raises:
         OutputError: The place cannot be written.
     """
-    with _reported(path):
+    with reported(path):
         for file in sorted(aside.rglob("*")):
             if file.is_file():
                 sync_file(file)
         _sync_folder(aside)
         _replace_folder(aside, path)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder, under a hidden name, so that a kill on the way leaves no half of it under its own.
+
+    Raises:
+        OutputError: The place cannot be written.
+    """
+    with reported(path):
+        old = _hidden(path, ".old")
+        os.replace(path, old)
+        shutil.rmtree(old)
 
 
 @contextlib.contextmanager
@@ -116,7 +130,7 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         OutputError: The file cannot be made.
     """
     while True:
-        with _reported(path):
+        with reported(path):
             file = path.open("a")
         with file:
             if not held(file):
@@ -156,7 +170,7 @@ def check_writable(folder: Path) -> None:
     Raises:
         OutputError: The folder cannot be made or written.
     """
-    with _reported(Path(folder)):
+    with reported(Path(folder)):
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -169,8 +183,12 @@ def sha256_of(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _reported(path: Path, numbers: frozenset[int] | None = None) -> Iterator[None]:
-    """Turns system errors (those of these numbers, or all) into one that names the place."""
+def reported(path: Path, numbers: frozenset[int] | None = None) -> Iterator[None]:
+    """Turns system errors of a block (those of these numbers, or all) into one that names the place.
+
+    Raises:
+        OutputError: There was one.
+    """
     try:
         yield
     except OSError as error:
@@ -180,16 +198,15 @@ def _reported(path: Path, numbers: frozenset[int] | None = None) -> Iterator[Non
         raise OutputError(f"cannot write {path}: {reason}", "choose another place, or free it") from error
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _hidden(path: Path, suffix: str) -> Path:
+    """A name beside `path` that nobody has. What is made under it gets the permissions that the umask allows."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}{suffix}")
 
 
 def _replace_folder(aside: Path, path: Path) -> None:
     if path.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
-        os.replace(path, old / "content")
+        old = _hidden(path, ".old")
+        os.replace(path, old)
         os.replace(aside, path)
         shutil.rmtree(old, ignore_errors=True)
     else:

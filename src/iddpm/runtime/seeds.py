@@ -38,6 +38,7 @@ class Stream(IntEnum):
     DROPOUT = 10
     INIT = 11
     LOW_RES_NOISE = 12
+    ROLLBACK = 13
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:

@@ -1,105 +1,92 @@
-"""Sums kept on the device between two journal entries, and seconds by phase."""
+"""Sums kept on the device between two journal entries."""
 
-import contextlib
-import sys
-import time
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from iddpm.diffusion.objective import Terms
+from iddpm.training.step import StepResult
 
-__all__ = ["Meter", "PhaseClock", "peak_memory_bytes"]
+__all__ = ["Meter"]
 
 _QUARTILES = 4
 
 
 class Meter:
-    """Means since the last reading. Nothing is read from the device until `read`."""
+    """Means since the last reading, over the steps that were taken. Nothing is read from the device until `read`."""
 
     def __init__(self, timesteps: int | None):
         self._timesteps = timesteps
         self._reset()
 
     def _reset(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._examples = 0
+        self._names: tuple[str, ...] = ()
+        self._sums: Tensor | None = None  # a row a name, then the weights and the examples; a column a quartile of t
+        self._steps: Tensor | None = None  # taken, skipped, gradient norm, and the two parts of the noise scale
         self.steps = 0
-        self._norm: Tensor | None = None
-        self._quartiles: Tensor | None = None
 
     @torch.no_grad()
-    def add(self, terms: Sequence[Terms], grad_norm: Tensor) -> None:
+    def add(self, step: StepResult) -> None:
         """Take in one step."""
         self.steps += 1
-        self._norm = grad_norm.clone() if self._norm is None else self._norm.add_(grad_norm)
-        for micro in terms:
-            self._examples += len(micro.loss)
-            for name, value in {"loss": micro.loss.detach(), **micro.parts}.items():
-                total = micro.weighted(value).sum(dtype=torch.float64 if value.device.type == "cpu" else torch.float32)
-                self._sums[name] = total if name not in self._sums else self._sums[name].add_(total)
-            self._add_quartiles(micro)
+        taken = step.skipped == 0
+        for micro in step.terms:
+            values = {"loss": micro.loss.detach(), **micro.parts}
+            self._names = tuple(values)
+            sums = torch.where(taken, self._by_quartile(micro, torch.stack(list(values.values()))), 0)
+            self._sums = sums if self._sums is None else self._sums.add_(sums)
+        numbers = torch.stack([taken.float(), step.skipped, step.grad_norm.float(), *_noise_and_signal(step)])
+        numbers = torch.where(taken | (torch.arange(len(numbers), device=numbers.device) == 1), numbers, 0)
+        self._steps = numbers if self._steps is None else self._steps.add_(numbers)
 
-    def _add_quartiles(self, terms: Terms) -> None:
-        if terms.t is None or self._timesteps is None or "mse" not in terms.parts:
-            return
-        quartile = terms.t * _QUARTILES // self._timesteps
-        sums = torch.zeros(2, _QUARTILES, device=quartile.device)
-        sums[0].scatter_add_(0, quartile, terms.weighted(terms.parts["mse"]).float())
-        sums[1].scatter_add_(0, quartile, terms.weighted(torch.ones_like(terms.parts["mse"])).float())
-        self._quartiles = sums if self._quartiles is None else self._quartiles.add_(sums)
+    def _by_quartile(self, terms: Terms, values: Float[Tensor, "names b"]) -> Float[Tensor, "rows 4"]:
+        one = torch.ones_like(values[0])
+        rows = torch.cat([terms.weighted(values), terms.weighted(one)[None], one[None]])
+        if rows.device.type != "mps":
+            rows = rows.double()
+        if terms.t is None or self._timesteps is None:
+            quartile = torch.zeros(len(one), dtype=torch.int64, device=rows.device)
+        else:
+            quartile = terms.t * _QUARTILES // self._timesteps
+        return torch.zeros(len(rows), _QUARTILES, dtype=rows.dtype, device=rows.device).index_add_(1, quartile, rows)
 
     def read(self) -> dict[str, Any]:
         """Means over the examples (losses) and the steps (gradient norm) since the last reading; starts anew.
 
-        All are weighted where t was drawn by importance, so that they mean the same in every run; "mse_by_quartile" is
-        None where no t fell.
+        All are weighted where t was drawn by importance, so that they mean the same in every run. "..._by_quartile" has
+        None where no t fell. Without a step that was taken there are no means. "gradient_noise_scale" is there where it is
+        measured; None where its noise hides its signal.
         """
-        means = {name: float(total) / self._examples for name, total in self._sums.items()}
-        reading: dict[str, Any] = {
-            "loss": means.pop("loss"),
-            "parts": means,
-            "grad_norm": float(self._norm or 0) / self.steps,
-        }
-        if self._quartiles is not None:
-            sums, counts = self._quartiles.tolist()
-            reading["mse_by_quartile"] = [s / c if c else None for s, c in zip(sums, counts, strict=True)]
+        assert self._sums is not None, "there is a step to read"
+        assert self._steps is not None, "there is a step to read"
+        taken, skipped, norm, noise, signal = self._steps.tolist()
+        *sums, weights, examples = self._sums.tolist()
+        names, measured = self._names, self._timesteps is not None
         self._reset()
+        reading: dict[str, Any] = {"skipped": int(skipped)} if skipped else {}
+        if not taken:
+            return reading
+        means = {name: sum(row) / sum(examples) for name, row in zip(names, sums, strict=True)}
+        reading |= {"loss": means.pop("loss"), "parts": means, "grad_norm": norm / taken}
+        if measured:
+            for name, row in zip(names, sums, strict=True):
+                by_quartile = [total / weight if weight else None for total, weight in zip(row, weights, strict=True)]
+                reading[f"{name}_by_quartile"] = by_quartile
+        if noise or signal:
+            reading["gradient_noise_scale"] = noise / signal if signal > 0 else None
         return reading
 
 
-class PhaseClock:
-    """Seconds spent by phase, as the host sees them.
+def _noise_and_signal(step: StepResult) -> tuple[Tensor, Tensor]:
+    """Estimates without bias of the gradient's variance an image, and of its squared length [MKAT18 App. A.1].
 
-    On a GPU the host only queues work, so the phases share out the wall time there as the queueing does.
+    They come from the squared lengths of the gradient of the whole batch and of its first micro-batch.
     """
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count the block's time under `name`."""
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begun
-
-    def read(self) -> dict[str, float]:
-        """Seconds by phase since the last reading; starts anew."""
-        seconds, self._seconds = self._seconds, {}
-        return {name: round(value, 6) for name, value in seconds.items()}
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory used so far: allocated on the GPU, or resident in this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # Windows has no such module
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    if step.first_norm is None:
+        return torch.zeros_like(step.grad_norm), torch.zeros_like(step.grad_norm)
+    few, all_of_it = len(step.terms[0].loss), sum(len(micro.loss) for micro in step.terms)
+    small, big = step.first_norm.square(), step.grad_norm.square()
+    noise = (small - big) / (1 / few - 1 / all_of_it)
+    return noise, (all_of_it * big - few * small) / (all_of_it - few)

@@ -1,12 +1,13 @@
 """The optimizer as a value of the config, and its state as plain tensors under the parameters' names."""
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from iddpm.runtime.errors import RunError
 from iddpm.training.settings import Adam, AdamW, Optimizer
 
-__all__ = ["build_optimizer", "load_optimizer_tensors", "optimizer_tensors"]
+__all__ = ["build_optimizer", "load_optimizer_tensors", "optimizer_tensors", "take_step"]
 
 
 def build_optimizer(spec: Optimizer, module: nn.Module, lr: float) -> torch.optim.Optimizer:
@@ -18,6 +19,28 @@ def build_optimizer(spec: Optimizer, module: nn.Module, lr: float) -> torch.opti
             return torch.optim.Adam(parameters, lr=lr, betas=(beta1, beta2), eps=eps, fused=fused)
         case AdamW(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay):
             return torch.optim.AdamW(parameters, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=fused)
+
+
+@torch.no_grad()
+def take_step(
+    optimizer: torch.optim.Optimizer, lr: float, divisor: Float[Tensor, ""] | None, skip: Float[Tensor, ""]
+) -> None:
+    """One step with the gradients divided by `divisor`; where `skip` is 1, none, and no state moves.
+
+    Fused kernels take both numbers from the device, as torch's own gradient scaler hands them over: dividing costs no
+    pass over the gradients, and nobody waits for `skip`. Gradients are gone afterwards.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    if optimizer.defaults["fused"]:
+        optimizer.grad_scale, optimizer.found_inf = divisor, skip  # type: ignore[attr-defined]
+        optimizer.step()
+    elif not bool(skip):
+        if divisor is not None:
+            grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            torch._foreach_div_(grads, divisor)
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, Tensor]:

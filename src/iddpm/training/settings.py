@@ -5,19 +5,31 @@ from dataclasses import dataclass
 from typing import Literal
 
 from iddpm.runtime.errors import ConfigError
+from iddpm.runtime.memory import ActivationCheckpointing
 from iddpm.runtime.precision import Precision
 
 __all__ = [
+    "WIDEST",
     "Adam",
     "AdamW",
     "ConstantRate",
     "CosineRate",
+    "FaultPolicy",
     "InverseRootRate",
     "Optimizer",
     "RateSchedule",
     "TrainConfig",
     "learning_rate",
 ]
+
+
+def _require(holds: object, name: str, value: object, allowed: str) -> None:
+    if not holds:
+        raise ConfigError(f"train.{name} is {value}; allowed: {allowed}", f"set --train.{name.replace('_', '-')}")
+
+
+WIDEST = 0.28
+"""Largest relative width of a power-function average; 0.2887 is that of the plain mean of all weights since the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +87,26 @@ RateSchedule = ConstantRate | CosineRate | InverseRootRate
 
 
 @dataclass(frozen=True, kw_only=True)
+class FaultPolicy:
+    """What happens when a loss or a gradient is not finite.
+
+    Such a step is always skipped and counted: no weight, average or checkpoint sees it.
+    """
+
+    patience: int = 10
+    """Steps skipped in a row after which the run goes back to its last checkpoint."""
+    rollbacks: int = 3
+    """Times a run may go back before it stops; 0: it stops at the first."""
+    lr_factor: float = 0.5
+    """What the learning rate is multiplied by each time the run goes back; 1: it stays."""
+
+    def __post_init__(self) -> None:
+        _require(self.patience >= 1, "faults.patience", self.patience, "1 or more")
+        _require(self.rollbacks >= 0, "faults.rollbacks", self.rollbacks, "0 or more")
+        _require(0 < self.lr_factor <= 1, "faults.lr_factor", self.lr_factor, "above 0, at most 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """How to train. `step` counts optimizer steps; batch sizes count images."""
 
@@ -82,8 +114,12 @@ class TrainConfig:
     """Optimizer steps in all."""
     batch_size: int = 128
     """Images a step, over all processes and micro-batches."""
-    micro_batch_size: int | None = None
-    """Images a forward and backward pass; None: the whole batch. Smaller needs less memory, and gives the same step."""
+    micro_batch_size: int | Literal["auto"] | None = None
+    """Images a forward and backward pass; None: the whole batch; auto: as many as memory holds, found by a short trial.
+    Smaller needs less memory, and gives the same step."""
+    activation_checkpointing: ActivationCheckpointing = "none"
+    """What is computed again in the backward pass instead of being kept: none; norms (cheap, about half the memory of
+    maps); blocks (a third more time, the least memory). The step is the same."""
     lr: float = 1e-4
     """Learning rate, as used: nothing scales it."""
     lr_schedule: RateSchedule = ConstantRate()
@@ -93,8 +129,14 @@ class TrainConfig:
     """Rates of the averaged weights. Commands use the first unless told otherwise."""
     ema_warmup: bool = False
     """Use min(rate, (1 + step) / (10 + step)), so that an early average is not mostly the initial weights."""
+    ema_widths: tuple[float, ...] = ()
+    """Relative widths of power-function averages kept beside them, e.g. 0.05 0.1: from snapshots of two of them averages of
+    other widths can be made after training (--weights power-W)."""
+    snapshot_every: int | None = None
+    """Steps between two snapshots of the power-function averages; None: as checkpoints."""
     precision: Precision = "auto"
-    """float32, bf16 (autocast; weights stay float32), or auto: bf16 where this device computes it fast."""
+    """float32, tf32, bf16, fp16 (the network's forward and backward pass; weights, averages and losses stay float32), or
+    auto: bf16 where this device computes it fast, else float32."""
     channels_last: Literal["auto", "yes", "no"] = "auto"
     """Memory layout of the network; auto: yes on CPUs (sampling 4 to 26% faster there, training alike) and CUDA devices."""
     seed: int = 0
@@ -106,29 +148,69 @@ class TrainConfig:
     """Newest checkpoints that are kept."""
     keep_every: int | None = None
     """Checkpoints of every multiple of this step are kept for good; None: of none."""
+    keep_best: int | None = None
+    """Checkpoints of the lowest held-out bits per dim that are kept beside them; None: none. Wants evaluate_every."""
     preview_every: int | None = None
     """Steps between two previews (a grid of samples); None: none."""
+    evaluate_every: int | None = None
+    """Steps between two measurements of bits per dim on held-out pictures; None: none."""
+    evaluate_num: int = 64
+    """Held-out pictures measured each time; fewer where fewer are held out."""
+    evaluate_steps: int = 50
+    """Steps of the chain whose bound is measured, evenly spaced; at most T. Fewer are faster and give a looser bound."""
+    gradient_noise_scale: bool = False
+    """Journal the batch size at which noise and signal of the gradient are equal [MKAT18], in images. Splits a batch in
+    two micro-batches where it is not split already."""
+    faults: FaultPolicy = FaultPolicy()
+    """What happens when a loss or a gradient is not finite."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "log_every", "checkpoint_every", "keep_checkpoints"):
+        for name in (
+            "steps",
+            "batch_size",
+            "log_every",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "evaluate_num",
+            "evaluate_steps",
+        ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
-        for name in ("micro_batch_size", "preview_every", "keep_every"):
+        for name in ("preview_every", "keep_every", "keep_best", "evaluate_every", "snapshot_every"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "1 or more, or None")
+        micro = self.micro_batch_size
+        _require(micro in (None, "auto") or micro >= 1, "micro_batch_size", micro, "1 or more, auto, or None")
+        _require(
+            self.keep_best is None or (self.evaluate_every and self.checkpoint_every % self.evaluate_every == 0),
+            "keep_best",
+            self.keep_best,
+            "None, unless every checkpoint is measured (checkpoint_every is a multiple of evaluate_every)",
+        )
+        _require(
+            not self.gradient_noise_scale or self.batch_size >= 2,
+            "gradient_noise_scale",
+            True,
+            "False where a batch is one image",
+        )
+        _require(
+            all(0 < width <= WIDEST for width in self.ema_widths) and _differ(self.ema_widths),
+            "ema_widths",
+            self.ema_widths,
+            f"widths above 0, at most {WIDEST}, different in six digits",
+        )
         _require(self.lr > 0 and math.isfinite(self.lr), "lr", self.lr, "a number above 0")
         _require(self.grad_clip is None or self.grad_clip > 0, "grad_clip", self.grad_clip, "a number above 0")
         _require(0 <= self.seed < 2**63, "seed", self.seed, "0 to 2^63 - 1")
-        _require(
-            len(self.ema) > 0 and len(set(self.ema)) == len(self.ema),
-            "ema",
-            self.ema,
-            "one or more different rates",
-        )
+        _require(len(self.ema) > 0 and _differ(self.ema), "ema", self.ema, "one or more rates, different in six digits")
         _require(all(0 <= rate < 1 for rate in self.ema), "ema", self.ema, "rates from 0 to below 1")
 
 
+def _differ(values: tuple[float, ...]) -> bool:
+    return len({f"{value:g}" for value in values}) == len(values)  # as they are named in checkpoints
+
+
 def learning_rate(train: TrainConfig, step: int) -> float:
-    """The rate used for the step that takes `step` to `step + 1`; a pure function of the step."""
+    """The rate for the step that takes `step` to `step + 1`; a pure function of the step, until a run goes back."""
     schedule = train.lr_schedule
     warm = min(1.0, (step + 1) / max(schedule.warmup_steps, 1))
     match schedule:
@@ -140,8 +222,3 @@ def learning_rate(train: TrainConfig, step: int) -> float:
             return train.lr * warm * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
         case InverseRootRate(warmup_steps=warmup):
             return train.lr * min(warm, math.sqrt(warmup / (step + 1)))
-
-
-def _require(holds: bool, name: str, value: object, allowed: str) -> None:
-    if not holds:
-        raise ConfigError(f"train.{name} is {value}; allowed: {allowed}", f"set --train.{name.replace('_', '-')}")

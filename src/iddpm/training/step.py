@@ -1,63 +1,123 @@
 """One optimizer step: draws, forward and backward by micro-batches, update, averages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from iddpm.data.loader import Batch
 from iddpm.diffusion.objective import Terms
 from iddpm.runtime.seeds import Draws, Stream, derived_seed
 from iddpm.runtime.world import World
-from iddpm.training.meter import PhaseClock
+from iddpm.training.clock import PhaseClock
+from iddpm.training.optimizer import take_step
 from iddpm.training.settings import TrainConfig, learning_rate
 from iddpm.training.state import TrainState
 
-__all__ = ["train_step"]
+__all__ = ["StepResult", "micro_batches", "train_step"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step leaves to be read, on the device.
+
+    Attributes:
+        terms: Of each micro-batch.
+        grad_norm: Of the mean gradient, before clipping.
+        skipped: 1 where the step was skipped, its loss or gradient not being finite; else 0.
+        first_norm: Norm of the first micro-batch's own mean gradient, where the noise scale is asked for.
+    """
+
+    terms: Sequence[Terms]
+    grad_norm: Float[Tensor, ""]
+    skipped: Float[Tensor, ""]
+    first_norm: Float[Tensor, ""] | None
 
 
 def train_step(
-    state: TrainState, batch: Batch, config: TrainConfig, world: World, clock: PhaseClock
-) -> tuple[list[Terms], Tensor]:
+    state: TrainState,
+    batch: Batch,
+    config: TrainConfig,
+    world: World,
+    clock: PhaseClock,
+    micro_batch_size: int | None = None,
+) -> StepResult:
     """Take one step in place.
 
     The result does not depend on the micro-batch size but for rounding: draws go by the example's index in the
-    global batch, and each micro-batch adds its share of one mean.
+    global batch, and each micro-batch adds its share of one mean. A step whose loss or gradient is not finite changes no
+    weight and no moment.
 
-    Returns:
-        The terms of each micro-batch, and the gradient's norm before clipping.
+    Args:
+        state: What is trained.
+        batch: The step's images.
+        config: How.
+        world: Which process this is.
+        clock: Takes the seconds by phase.
+        micro_batch_size: Images a forward and backward pass; None: all.
     """
-    draws = Draws(config.seed, state.step, batch.place)
-    terms = []
-    for number, rows in enumerate(_micro_batches(len(batch), config.micro_batch_size)):
-        # Only dropout uses torch's own generator (DESIGN section 3).
-        torch.manual_seed(derived_seed(config.seed, Stream.DROPOUT, state.step, world.rank, number))
-        with clock.phase("forward"):
-            micro = state.task(batch[rows], draws[rows])
-        with clock.phase("backward"):
-            (micro.weighted(micro.loss).sum() / len(batch)).backward()
-        terms.append(micro)
+    rows = micro_batches(len(batch), micro_batch_size, config.gradient_noise_scale)
+    terms, first_norm = _accumulate(state, batch, config, world, clock, rows)
     with clock.phase("optimizer"):
-        norm = _update(state, config)
+        norm, skipped = _update(state, config, _mean_loss(terms))
     with clock.phase("ema"):
         state.ema.update(state.step)
     state.task.after_step(terms)
     state.step += 1
-    return terms, norm
+    state.spent.add_images(len(batch))
+    return StepResult(terms=terms, grad_norm=norm, skipped=skipped, first_norm=first_norm)
 
 
-def _micro_batches(size: int, micro: int | None) -> Iterator[slice]:
-    micro = micro or size
+def micro_batches(size: int, micro: int | None, at_least_two: bool = False) -> Iterator[slice]:
+    """The rows of each micro-batch."""
+    micro = min(micro or size, -(-size // 2) if at_least_two else size)
     return (slice(start, min(start + micro, size)) for start in range(0, size, micro))
 
 
-def _update(state: TrainState, config: TrainConfig) -> Tensor:
-    parameters = [p for p in state.task.module.parameters() if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+def _accumulate(
+    state: TrainState, batch: Batch, config: TrainConfig, world: World, clock: PhaseClock, parts: Iterator[slice]
+) -> tuple[list[Terms], Tensor | None]:
+    """The gradient of the batch's mean loss, times the loss scale where there is one."""
+    seed, scale = state.draw_seed(config.seed), state.guard.loss_scale
+    draws = Draws(seed, state.step, batch.place)
+    terms, first_norm = [], None
+    for number, rows in enumerate(parts):
+        # Only dropout uses torch's own generator (DESIGN section 3).
+        torch.manual_seed(derived_seed(seed, Stream.DROPOUT, state.step, world.rank, number))
+        with clock.phase("forward"):
+            micro = state.task(batch[rows], draws[rows])
+        with clock.phase("backward"):
+            share = micro.weighted(micro.loss).sum() / len(batch)
+            (share if scale is None else share * scale).backward()
+        terms.append(micro)
+        if number == 0 and config.gradient_noise_scale:
+            first_norm = _norm(_gradients(state), scale) * (len(batch) / len(micro.loss))
+    return terms, first_norm
+
+
+def _update(state: TrainState, config: TrainConfig, loss: Tensor) -> tuple[Tensor, Tensor]:
+    scale = state.guard.loss_scale
+    norm = _norm(_gradients(state), scale)
+    divisor = scale
     if config.grad_clip is not None:
-        nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, norm)
-    for group in state.optimizer.param_groups:
-        group["lr"] = learning_rate(config, state.step)
-    state.optimizer.step()
-    state.optimizer.zero_grad(set_to_none=True)
-    return norm
+        excess = (norm / config.grad_clip).clamp(min=1.0)
+        divisor = excess if scale is None else scale * excess
+    skipped = state.guard.judge(loss, norm)
+    take_step(state.optimizer, learning_rate(config, state.step) * state.lr_factor, divisor, skipped)
+    return norm, skipped
+
+
+def _gradients(state: TrainState) -> list[Tensor]:
+    return [p.grad for p in state.task.module.parameters() if p.grad is not None]
+
+
+def _norm(gradients: list[Tensor], scale: Tensor | None) -> Tensor:
+    norm = nn.utils.get_total_norm(gradients)
+    return norm if scale is None else norm / scale
+
+
+def _mean_loss(terms: Sequence[Terms]) -> Tensor:
+    losses = torch.cat([micro.loss.detach() for micro in terms])
+    return losses.mean()

@@ -11,7 +11,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """While open, the first SIGINT or SIGTERM only asks to stop; the second acts as it would have without this.
+    """While open, the first SIGINT or SIGTERM only asks to stop; the second leaves at once.
 
     Args:
         file: Asks to stop as soon as it is there; it is removed then, so that the next start goes on.
@@ -46,8 +46,14 @@ class StopRequest:
         return self._signal
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signal = signal.Signals(number).name
-        self._restore()
+        # The handler stays in place: taking it away while another signal is on its way makes Python raise an OSError.
+        if self._signal is None:
+            self._signal = signal.Signals(number).name
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -1,26 +1,29 @@
 """The training loop. It knows a task, batches and hooks; it knows no sampler, network or objective."""
 
-import math
+import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from iddpm.artifacts.journal import Journal
 from iddpm.artifacts.run_dir import RunDir
-from iddpm.data.loader import Batches, Prefetch
-from iddpm.runtime.errors import TrainingError
+from iddpm.data.loader import Batch, Batches, Prefetch
+from iddpm.runtime.errors import DataError, OutputError, TrainingError
+from iddpm.runtime.memory import is_out_of_memory, release_unused
+from iddpm.runtime.precision import arithmetic
 from iddpm.runtime.telling import Listener
 from iddpm.runtime.world import World
-from iddpm.training.meter import Meter, PhaseClock, peak_memory_bytes
-from iddpm.training.settings import TrainConfig, learning_rate
-from iddpm.training.state import TrainState, save_state
-from iddpm.training.step import train_step
+from iddpm.training.keeping import Keeper
+from iddpm.training.record import Record
+from iddpm.training.settings import TrainConfig
+from iddpm.training.state import TrainState, load_checkpoint
+from iddpm.training.step import StepResult, train_step
 from iddpm.training.stop import StopRequest
 
 __all__ = ["Hook", "Outcome", "Session", "train"]
 
-WAIT_SHARE = 0.05  # of the time between two entries of the journal; more is worth a warning
+_LOOK_EVERY = 10  # steps between two looks at a GPU's counters, each of which waits for its queue
 
 
 @runtime_checkable
@@ -49,6 +52,10 @@ class Session:
     Attributes:
         data_cure: What to do where training waits for data.
         deadline: When to stop, by `time.monotonic`; None: at the last step.
+        saved_at: The step of the checkpoint that the state came from; None: it is new.
+        save_first: Whether a checkpoint is written before the first step.
+        micro_batch_size: Images a forward and backward pass; None: all of a batch.
+        shrinks: Whether the micro-batch may be halved where memory runs out.
     """
 
     state: TrainState
@@ -61,121 +68,197 @@ class Session:
     hooks: Sequence[Hook] = ()
     data_cure: str = "copy the store to a faster disk"
     deadline: float | None = None
-    clock: PhaseClock = field(default_factory=PhaseClock)
+    saved_at: int | None = None
+    save_first: bool = False
+    micro_batch_size: int | None = None
+    shrinks: bool = False
 
     def __post_init__(self) -> None:
-        self._meter = Meter(self.state.task.timesteps)
-        # A state that is not new came from a checkpoint, so that there is one of its step.
-        self._first_step, self._saved_at = self.state.step, self.state.step
-        self._began, self._elapsed_before = time.perf_counter(), self.state.elapsed_seconds
-        self._logged_at = (self.state.step, self._began)
-        self._detail = ""
-        self._waited = 0.0  # for batches, since the last entry of the journal
-        self._warned = False
+        self.record = Record(self.state, self.config, self.journal, self.world, self.listener, self.data_cure)
+        self.keeper = Keeper(
+            self.state, self.run, self.config, self.run_config, self.journal, self.listener, self.saved_at
+        )
+        self._began, self._steps_done, self._fresh = time.perf_counter(), 0, True
+        # A CPU's counters can be read at no cost, a GPU's cannot.
+        patience = self.config.faults.patience
+        self._look_every = 1 if self.world.device.type == "cpu" else min(_LOOK_EVERY, patience)
 
-    def step(self, batches: Prefetch) -> None:
-        """One step and what follows it: hooks, the journal, a checkpoint where one is due."""
-        state, config = self.state, self.config
-        with self.clock.phase("data"):
+    def step(self, batches: Prefetch) -> bool:
+        """One step and what follows it: hooks, the journal, a checkpoint where one is due.
+
+        Returns:
+            Whether the run has gone back to a checkpoint, so that other batches are next.
+        """
+        state, config, record = self.state, self.config, self.record
+        with record.clock.phase("data"):
             batch = next(batches)[1].to(self.world.device)
-        if state.step > self._first_step:  # the first batch of a session cannot be made ahead of its use
-            self._waited += batches.wait_seconds
-        self._meter.add(*train_step(state, batch, config, self.world, self.clock))
-        for hook in self.hooks:
-            if (event := hook(state)) is not None:
-                self.journal.write(**event)
-        if state.step % config.log_every == 0 or state.step == config.steps:
-            self.log()
-        if state.step % config.checkpoint_every == 0:
-            self.save()
-        self.listener.progress("training", state.step, config.steps, self._detail)
+        # The first batch of a stretch cannot be made ahead of its use.
+        record.add(self._take(batch), 0.0 if self._fresh else batches.wait_seconds)
+        self._fresh = False
+        self._steps_done += 1
+        if (state.step % self._look_every == 0 or state.step == config.steps) and self._given_up():
+            self._go_back()
+            return True
+        self._call_hooks()
+        # The journal never lags behind a checkpoint: what a kill takes is done again and told again.
+        due = self.keeper.is_due()
+        if due or state.step % config.log_every == 0 or state.step == config.steps:
+            record.write()
+        with record.clock.phase("checkpoint"):
+            self.keeper.after_step(due)
+        self.listener.progress("training", state.step, config.steps, record.detail)
+        return False
 
-    def log(self) -> None:
-        """Journal the means since the last entry.
+    def _take(self, batch: Batch) -> StepResult:
+        """A step; where memory runs out and the micro-batch may shrink, again with a smaller one.
 
         Raises:
-            TrainingError: The loss or the gradient is no longer finite.
+            TrainingError: Memory has run out.
         """
-        state, now = self.state, time.perf_counter()
-        reading = self._meter.read()
-        if not (math.isfinite(reading["loss"]) and math.isfinite(reading["grad_norm"])):
-            self.journal.write("failed", step=state.step, reason="the loss or the gradient is no longer finite")
-            raise TrainingError(
-                f"step {state.step}: loss {reading['loss']}, gradient norm {reading['grad_norm']}: no longer finite",
-                "no checkpoint holds it; take a lower --train.lr or a --train.grad-clip in a new run",
-            )
-        since, moment = self._logged_at
-        self._logged_at = (state.step, now)
-        waited, self._waited = self._waited, 0.0
-        state.elapsed_seconds = self._elapsed()
-        images_per_second = (state.step - since) * self.config.batch_size / (now - moment)
-        self._detail = f"loss {reading['loss']:.4f}  {images_per_second:.0f} images/s"
-        self.journal.write(
-            "step",
-            step=state.step,
-            elapsed_seconds=round(state.elapsed_seconds, 3),
-            **reading,
-            lr=learning_rate(self.config, state.step - 1),
-            images_per_second=round(images_per_second, 3),
-            seconds=self.clock.read(),
-            data_wait_seconds=round(waited, 6),
-            peak_memory_bytes=peak_memory_bytes(self.world.device),
-        )
-        if waited > WAIT_SHARE * (now - moment) and not self._warned:
-            self._warned = True
-            share = waited / (now - moment)
-            self.listener.say(f"warning: {share:.0%} of the time goes into waiting for data; {self.data_cure}")
-            self.journal.write("data_wait", step=state.step, share=round(share, 4), cure=self.data_cure)
+        while True:
+            try:
+                return train_step(self.state, batch, self.config, self.world, self.record.clock, self.micro_batch_size)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                # Outside this block, so that what the failed pass holds can be freed.
+                reason = str(error).strip().splitlines()[0]
+            self._shrink(len(batch), reason)
 
-    def save(self) -> None:
-        """Write a checkpoint of this step, unless there is one. Weights that are not finite are never written."""
-        if self._saved_at == self.state.step:
-            return
-        if self._meter.steps:
-            self.log()
-        self.state.elapsed_seconds = self._elapsed()
-        with self.clock.phase("checkpoint"):
-            saved = save_state(self.state, self.run, self.config, self.run_config)
-        self._saved_at = self.state.step
-        self.journal.write("checkpoint", step=self.state.step, path=str(saved.path.relative_to(self.run.path)))
-        self.journal.sync()
+    def _shrink(self, batch_size: int, reason: str) -> None:
+        self.state.optimizer.zero_grad(set_to_none=True)
+        release_unused(self.world.device)
+        micro = min(self.micro_batch_size or batch_size, batch_size)
+        where = f"step {self.state.step + 1}: out of memory on {self.world.device} with {micro} images at a time"
+        if not self.shrinks or micro == 1:
+            self.journal.write("failed", step=self.state.step, reason=f"{where} ({reason})")
+            smaller = f"--micro-batch {micro // 2} (or auto), " if micro > 1 else ""
+            raise TrainingError(
+                where,
+                f"repeat the command with {smaller}--train.activation-checkpointing blocks or --train.precision bf16: "
+                "training goes on from its last checkpoint, by the same steps",
+            )
+        self.micro_batch_size = -(-micro // 2)
+        self.listener.say(f"warning: {where}; going on with {self.micro_batch_size}")
+        self.journal.write(
+            "micro_batch", step=self.state.step, micro_batch_size=self.micro_batch_size, reason="out of memory"
+        )
+
+    def _call_hooks(self) -> None:
+        for hook in self.hooks:
+            before = time.perf_counter()
+            event = hook(self.state)
+            if event is None:
+                continue
+            self.record.clock.add(event["event"], time.perf_counter() - before)
+            self.journal.write(**event)
+            if event.get("bits_per_dim") is not None:
+                self.keeper.measured(event["step"], {"bits_per_dim": event["bits_per_dim"]})
+
+    def _given_up(self) -> bool:
+        return self.state.guard.reading().in_a_row >= self.config.faults.patience
+
+    def _go_back(self) -> None:
+        """Put the last good checkpoint in place of the state, with other draws and a lower learning rate.
+
+        Raises:
+            TrainingError: There is none, or the run has gone back as often as it may.
+        """
+        state, faults = self.state, self.config.faults
+        self.record.write()
+        step, spent, guard = state.step, replace(state.spent), state.guard.state_dict()
+        rollbacks, lr_factor = state.rollbacks + 1, state.lr_factor * faults.lr_factor
+        reason = f"{guard['in_a_row']} steps in a row without a finite loss and gradient"
+        target = self.keeper.go_back() if state.rollbacks < faults.rollbacks else None
+        if target is None:
+            self._fail(reason)
+        load_checkpoint(state, target)
+        state.spent, state.rollbacks, state.lr_factor = spent, rollbacks, lr_factor
+        state.guard.load_state_dict(guard | {"in_a_row": 0})
+        self.record.restart()
+        self._fresh = True
+        self.journal.write(
+            "rollback", step=step, to_step=state.step, rollbacks=rollbacks, lr_factor=lr_factor, reason=reason
+        )
+        self.listener.say(
+            f"warning: step {step}: {reason}; going back to step {state.step} ({rollbacks} of {faults.rollbacks} times) "
+            f"with other draws and {lr_factor:g} times the learning rate"
+        )
+
+    def _fail(self, reason: str) -> None:
+        state, faults = self.state, self.config.faults
+        why = (
+            f"it has gone back {state.rollbacks} times already" if state.rollbacks else "there is nothing to go back to"
+        )
+        if not faults.rollbacks:
+            why = "train.faults.rollbacks is 0"
+        self.journal.write("failed", step=state.step, reason=f"{reason}; {why}")
+        newest, _ = self.run.newest_checkpoint()
+        stands = "no checkpoint was written" if newest is None else f"{newest.path} stands and is finite"
+        raise TrainingError(
+            f"step {state.step}: {reason}, and {why}; {stands}",
+            "take a lower --train.lr, a --train.grad-clip or --train.precision float32, in a new run"
+            + ("" if newest is None else f" or from there (--init {newest.path})"),
+        )
+
+    def keep(self) -> None:
+        """Save before leaving with an error, if it can be done."""
+        self.record.count_time()
+        with contextlib.suppress(OutputError):
+            self.keeper.finish()
 
     def end(self, stopped_by: str | None) -> Outcome:
         """Save, journal the end, and say how it went."""
-        self.save()
-        seconds = time.perf_counter() - self._began
+        self.record.write()
+        self.record.count_time()
+        with self.record.clock.phase("checkpoint"):
+            self.keeper.finish()
+        self.record.count_time()
+        seconds, spent = time.perf_counter() - self._began, self.state.spent.to_json()
         finished = self.state.step >= self.config.steps
         self.journal.write(
             "end" if finished else "interrupt",
             step=self.state.step,
             seconds=round(seconds, 3),
-            elapsed_seconds=round(self._elapsed(), 3),
-            seconds_by_phase=self.clock.read(),
+            elapsed_seconds=spent["seconds"],
+            seconds_by_phase=self.record.clock.read(),
+            spent=spent,
+            skipped=self.state.guard.reading().skipped,
+            rollbacks=self.state.rollbacks,
             stopped_by=stopped_by,
         )
         return Outcome(
             step=self.state.step,
-            steps_done=self.state.step - self._first_step,
+            steps_done=self._steps_done,
             seconds=seconds,
             stopped_by=None if finished else stopped_by,
         )
-
-    def _elapsed(self) -> float:
-        return self._elapsed_before + time.perf_counter() - self._began
 
 
 def train(session: Session, batches: Batches) -> Outcome:
     """Train to the last step, or until a signal, the deadline or a file RUN/stop asks to stop; a checkpoint is left.
 
     Raises:
-        TrainingError: A loss or a gradient is no longer finite; the last good checkpoint stands.
+        TrainingError: Losses or gradients are not finite any more, or memory has run out; the last good checkpoint stands.
+        DataError: Pictures cannot be read any more; a checkpoint is left.
+        OutputError: The last checkpoint cannot be written.
     """
     state, config = session.state, session.config
-    asked = None
+    session.listener.progress("training", state.step, config.steps, "")
+    if session.save_first:
+        session.keeper.begin()
     with (
         StopRequest(session.run.path / "stop", session.deadline) as stop,
-        Prefetch(batches, state.step, config.steps) as stream,
+        arithmetic(config.precision, session.world.device),
     ):
-        while state.step < config.steps and (asked := stop.asked()) is None:
-            session.step(stream)
-        return session.end(asked)
+        try:
+            while True:
+                with Prefetch(batches, state.step, config.steps) as stream:
+                    went_back, asked = False, None
+                    while not went_back and state.step < config.steps and (asked := stop.asked()) is None:
+                        went_back = session.step(stream)
+                if not went_back:
+                    return session.end(asked)
+        except DataError:
+            session.keep()
+            raise

@@ -1,0 +1,120 @@
+"""The way into a run directory: a new run, or one to go on with; what it starts from, and where it stands."""
+
+import dataclasses
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from iddpm.artifacts.run_dir import RunDir, open_run_dir, start_run_dir
+from iddpm.data.opening import NAMES
+from iddpm.data.store import Store
+from iddpm.experiment.config import RunConfig
+from iddpm.experiment.identity import check_same_run, config_from_json, config_to_json
+from iddpm.experiment.recipes import RECIPES
+from iddpm.runtime.errors import ConfigError, DataError, OutputError, RunError
+from iddpm.runtime.files import check_writable
+from iddpm.runtime.machine import provenance
+from iddpm.runtime.telling import Listener
+from iddpm.runtime.world import World
+from iddpm.training.state import TrainState, load_checkpoint
+
+__all__ = ["Entered", "check_source", "config_for_store", "enter", "free_place", "resume"]
+
+
+def check_source(config: RunConfig) -> None:
+    """A recipe of the paper names data that is the user's to bring."""
+    source = config.data.source
+    if source not in NAMES and not source.startswith("hf:") and not Path(source).exists():
+        named = config.recipe in RECIPES and RECIPES[config.recipe].config().data.source == source
+        if named:
+            raise DataError(f"recipe {config.recipe} brings no pictures ({source})", "give them with --data FOLDER")
+
+
+def config_for_store(config: RunConfig, store: Store) -> RunConfig:
+    """The config with what only the store knows: its classes, their names and its identity.
+
+    Raises:
+        ConfigError: The recipe is class-conditional and the store has no labels, or a batch asks for none.
+    """
+    data = replace(config.data, content_hash=store.content_hash)
+    if data.classes is None:
+        return replace(config, data=data)
+    if store.labels is None:
+        raise ConfigError(
+            f"recipe {config.recipe} is class-conditional, and {config.data.source} has no labels",
+            "give pictures in one sub-folder a class, or switch classes off with --data.classes None"
+            + (" --diffusion.label-drop 0" if config.diffusion.label_drop else ""),
+        )
+    return replace(config, data=replace(data, classes=len(store.classes), class_names=tuple(store.classes)))
+
+
+def free_place(out: Path) -> Path:
+    """The absolute path of a run directory to be; made if it is not there.
+
+    Raises:
+        OutputError: It cannot be written, or holds something else.
+    """
+    out = Path(out).resolve()
+    check_writable(out)
+    ours = ("provenance.json", ".lock")  # what a start that was cut short leaves
+    if not (out / "config.json").is_file() and any(path.name not in ours for path in out.iterdir()):
+        raise OutputError(f"{out} is not empty and holds no run", "give an empty or a new folder with --out")
+    return out
+
+
+@dataclass(frozen=True)
+class Entered:
+    """A run directory that training may go on in, with the config it is to go on with and what that changes."""
+
+    run: RunDir
+    config: RunConfig
+    changes: dict[str, Any]
+
+
+def enter(out: Path, config: RunConfig, store: Store, world: World, prepare_seconds: float) -> Entered:
+    """Start the run directory, or open it if it is of the same run.
+
+    Raises:
+        ConfigError: It holds another run; the paths that differ are named.
+    """
+    if config.init is not None:
+        config = replace(config, init=str(Path(config.init).resolve()))
+    if (out / "config.json").is_file():
+        run = open_run_dir(out)
+        old = config_from_json(run.config)
+        if config.init is None:  # it has had its effect already, and need not be said again
+            config = replace(config, init=old.init)
+        return Entered(run, config, check_same_run(old, config))
+    facts = provenance(world.device) | {
+        "store": str(store.path.resolve()),
+        "data": dataclasses.asdict(store.provenance) | {"ignored": None, "damaged": None},
+        "prepare_seconds": round(prepare_seconds, 3),
+    }
+    return Entered(start_run_dir(out, config_to_json(config), facts), config, {})
+
+
+def resume(run: RunDir, state: TrainState, listener: Listener) -> int | None:
+    """Put the newest whole checkpoint into the state; None where the run has none yet.
+
+    Raises:
+        RunError: None of its checkpoints is whole, or those it has told of are gone.
+    """
+    checkpoint, complaints = run.newest_checkpoint()
+    if checkpoint is None:
+        if complaints:
+            raise RunError(
+                f"no checkpoint of {run.path} is whole: {complaints[0]}",
+                "restore one from a copy, or remove the run to start anew",
+            )
+        told = [event["step"] for event in run.events() if event["event"] == "checkpoint"]
+        if told:
+            raise RunError(
+                f"{run.path} has written checkpoints (the last of step {told[-1]}), and {run.checkpoints} holds none",
+                "put them back, or remove the run to start anew",
+            )
+        return None
+    for complaint in complaints:
+        listener.say(f"warning: {complaint}; using the checkpoint of step {checkpoint.step}")
+    load_checkpoint(state, checkpoint)
+    listener.say(f"resumed step {state.step} from {checkpoint.path}")
+    return state.step

@@ -1,0 +1,74 @@
+"""`--micro-batch auto`: as many images at a time as memory holds, found by a short trial."""
+
+import torch
+
+from iddpm.artifacts.run_dir import RunDir
+from iddpm.cost.memory import fitting_micro_batch, free_bytes
+from iddpm.data.loader import Batches
+from iddpm.experiment.config import RunConfig
+from iddpm.runtime.machine import describe_device
+from iddpm.runtime.seeds import Draws
+from iddpm.runtime.telling import Listener
+from iddpm.runtime.world import World
+from iddpm.training.state import TrainState, state_tensors
+
+__all__ = ["micro_batch"]
+
+
+def micro_batch(
+    config: RunConfig, state: TrainState, batches: Batches, world: World, run: RunDir, listener: Listener
+) -> tuple[int | None, bool]:
+    """The micro-batch that the config asks for; where it asks for "auto", the one found before on such a device, else one
+    that fits now; and whether it was found now.
+
+    Raises:
+        ConfigError: Not even one image fits.
+    """
+    asked = config.train.micro_batch_size
+    if asked != "auto":
+        return asked, False
+    known = _found_before(run, describe_device(world.device))
+    if known is not None:
+        return known, False
+    listener.say("finding out how many images fit into memory at a time ...")
+    fit = fitting_micro_batch(
+        lambda count: _pass(config, state, batches, world, count),
+        config.train.batch_size,
+        free_bytes(world.device),
+        world.device,
+        reserve_bytes=_still_to_come(state, world.device),
+    )
+    listener.say(
+        f"micro-batch: {fit.micro_batch} of {config.train.batch_size} images; a pass needs about "
+        f"{fit.peak_bytes / 2**30:.2f} GiB of {fit.free_bytes / 2**30:.2f} GiB free"
+    )
+    return fit.micro_batch, True
+
+
+def _found_before(run: RunDir, device: str) -> int | None:
+    """What the run came to last on such a device: the same again resumes to the very bits."""
+    known, here = None, False
+    for event in run.events():
+        if event["event"] in ("start", "resume"):
+            here = event["device"] == device
+        elif event["event"] == "micro_batch" and here:
+            known = event["micro_batch_size"]
+    return known
+
+
+def _pass(config: RunConfig, state: TrainState, batches: Batches, world: World, count: int) -> None:
+    """A forward and a backward pass of so many images, which leaves nothing behind."""
+    batch = batches.at(0, 0, count).to(world.device)
+    terms = state.task(batch, Draws(config.train.seed, 0, batch.place))
+    terms.weighted(terms.loss).sum().backward()
+    state.optimizer.zero_grad(set_to_none=True)
+
+
+def _still_to_come(state: TrainState, device: torch.device) -> int:
+    """Bytes that training will need beside a pass: the optimizer's moments, and on a CPU the copy that is being saved."""
+    weights = sum(p.numel() * p.element_size() for p in state.task.module.parameters())
+    moments = 0 if state.optimizer.state else 2 * weights
+    if device.type != "cpu":
+        return moments
+    held = sum(t.numel() * t.element_size() for group in state_tensors(state).values() for t in group.values())
+    return moments + held + moments

@@ -1,0 +1,82 @@
+"""Bits per dim of held-out pictures while training: what `iddpm likelihood` says of the checkpoint of the same step."""
+
+import math
+import time
+from functools import partial
+from typing import Any
+
+import torch
+
+from iddpm.artifacts.run_dir import RunDir
+from iddpm.commands.averaged import averaged_run
+from iddpm.commands.likelihood import LikelihoodRequest
+from iddpm.data.loader import in_order
+from iddpm.data.store import Store
+from iddpm.diffusion.spacing import EvenSteps, kept
+from iddpm.evaluation.likelihood import Likelihood, likelihood
+from iddpm.experiment.conditioning import conditioning
+from iddpm.experiment.config import RunConfig
+from iddpm.experiment.open_run import OpenRun
+from iddpm.runtime.errors import ConfigError
+from iddpm.training.state import TrainState
+from iddpm.training.trainer import Hook
+
+__all__ = ["held_out_hook"]
+
+
+def held_out_hook(config: RunConfig, run: RunDir, store: Store, device: torch.device) -> Hook:
+    """A hook that measures the averaged weights every `config.train.evaluate_every` steps, pictures and noise the same.
+
+    A bound that is not finite is journalled as None.
+
+    Raises:
+        ConfigError: The store holds out no pictures.
+    """
+    every, num, steps = config.train.evaluate_every, config.train.evaluate_num, config.train.evaluate_steps
+    assert every is not None, "measurements are asked for"
+    if not len(store.held_out):
+        raise ConfigError(
+            f"train.evaluate_every is {every}, but {store.path} holds out none of its {len(store)} pictures",
+            "leave --train.evaluate-every out, or prepare data of which some are held out",
+        )
+    chain = EvenSteps(min(steps, config.diffusion.schedule.timesteps))
+    # The command's own defaults, so that both measure the same.
+    request = LikelihoodRequest(num=min(num, len(store.held_out)), steps=chain)
+    opened = averaged_run(config, run, device, request.precision)
+
+    def held_out(state: TrainState) -> dict[str, Any] | None:
+        if state.step % every:
+            return None
+        began = time.perf_counter()
+        averaged = opened(state)
+        result = _measure(averaged, store, request, chain)
+        return {
+            "event": "evaluation",
+            "step": state.step,
+            "bits_per_dim": _finite(result.bits_per_dim),
+            "standard_error_bits_per_dim": _finite(result.standard_error_bits_per_dim),
+            "num_images": len(result.total_bits_per_dim),
+            "num_steps": len(result.terms_bits_per_dim),
+            "weights": averaged.weights,
+            "seconds": round(time.perf_counter() - began, 3),
+        }
+
+    return held_out
+
+
+def _measure(averaged: OpenRun, store: Store, request: LikelihoodRequest, chain: EvenSteps) -> Likelihood:
+    data, denoiser = averaged.config.data, averaged.denoiser
+    assert request.num is not None, "the number of pictures is known"
+    # Silent: one bar at a time, and training's own is on the screen.
+    return likelihood(
+        denoiser.respace(kept(chain, denoiser.schedule.timesteps)),
+        in_order(store, request.split, request.batch_size, request.num, data.size),
+        request.num,
+        partial(conditioning, data),
+        request.seed,
+        averaged.device,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
