@@ -8,7 +8,7 @@ from iddpm.diffusion.objective import Vlb
 from iddpm.experiment.identity import MAY_CHANGE, check_same_run, config_from_json, config_to_json, differences
 from iddpm.experiment.recipes import RECIPES, recipe
 from iddpm.runtime.errors import ConfigError, RunError
-from iddpm.training.settings import AdamW, CosineRate
+from iddpm.training.settings import AdamW, CosineRate, FaultPolicy
 
 
 @pytest.fixture
@@ -90,6 +90,8 @@ def test_same_config_is_the_same_run(config):
 CHANGES = {
     "steps": 999, "micro_batch_size": 4, "precision": "bf16", "channels_last": "yes", "log_every": 7,
     "checkpoint_every": 7, "keep_checkpoints": 7, "keep_every": 7, "preview_every": 7,
+    "activation_checkpointing": "blocks", "snapshot_every": 7, "evaluate_every": 7, "evaluate_num": 7, "evaluate_steps": 7,
+    "gradient_noise_scale": True,
 }  # fmt: skip
 
 
@@ -100,8 +102,21 @@ def test_what_may_change_on_resume_is_told(config, name):
     assert check_same_run(config, new) == {f"train.{name}": (old_value, CHANGES[name])}
 
 
+def test_what_is_done_about_faults_and_which_checkpoints_are_best_may_change(config):
+    faults = FaultPolicy(patience=1, rollbacks=1, lr_factor=0.1)
+    new = replace(config, train=replace(config.train, faults=faults))
+    assert set(check_same_run(config, new)) == {
+        f"train.faults.{name}" for name in ("patience", "rollbacks", "lr_factor")
+    }
+    measured = replace(config, train=replace(config.train, evaluate_every=100, checkpoint_every=100))
+    best = replace(measured, train=replace(measured.train, keep_best=1))
+    assert check_same_run(measured, best) == {"train.keep_best": (None, 1)}
+
+
 def test_every_path_that_may_change_is_covered_here():
-    assert {f"train.{name}" for name in CHANGES} | {"data.source", "data.labels", "data.background"} == MAY_CHANGE
+    apart = {"train.keep_best", *(f"train.faults.{name}" for name in ("patience", "rollbacks", "lr_factor"))}
+    data = {"data.source", "data.labels", "data.background"}
+    assert {f"train.{name}" for name in CHANGES} | data | apart == MAY_CHANGE
 
 
 def test_the_same_data_may_lie_elsewhere_on_resume(config):

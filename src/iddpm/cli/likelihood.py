@@ -34,7 +34,7 @@ class Arguments:
     """Training step of the checkpoint; None: the newest."""
     batch_size: int = 32
     """Pictures at once."""
-    precision: Literal["float32", "bf16"] = "float32"
+    precision: Literal["float32", "tf32", "bf16", "fp16"] = "float32"
     """Arithmetic of the network."""
     device: str | None = None
     """cpu, cuda, cuda:N or mps; None: a CUDA device where there is one."""

@@ -43,7 +43,7 @@ class Arguments:
     """Training step of the checkpoint; None: the newest (as for an upsampler always)."""
     batch_size: int | None = None
     """Pictures at once; None: chosen by device and size."""
-    precision: Literal["float32", "bf16"] | None = None
+    precision: Literal["float32", "tf32", "bf16", "fp16"] | None = None
     """None: as the run's config says, "auto" meaning bf16 where this device computes it fast."""
     device: str | None = None
     """cpu, cuda, cuda:N or mps; None: a CUDA device where there is one."""

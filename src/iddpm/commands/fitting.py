@@ -7,6 +7,7 @@ from iddpm.cost.memory import fitting_micro_batch, free_bytes
 from iddpm.data.loader import Batches
 from iddpm.experiment.config import RunConfig
 from iddpm.runtime.machine import describe_device
+from iddpm.runtime.precision import arithmetic
 from iddpm.runtime.seeds import Draws
 from iddpm.runtime.telling import Listener
 from iddpm.runtime.world import World
@@ -59,9 +60,12 @@ def _found_before(run: RunDir, device: str) -> int | None:
 def _pass(config: RunConfig, state: TrainState, batches: Batches, world: World, count: int) -> None:
     """A forward and a backward pass of so many images, which leaves nothing behind."""
     batch = batches.at(0, 0, count).to(world.device)
-    terms = state.task(batch, Draws(config.train.seed, 0, batch.place))
-    terms.weighted(terms.loss).sum().backward()
-    state.optimizer.zero_grad(set_to_none=True)
+    try:
+        with arithmetic(config.train.precision, world.device):
+            terms = state.task(batch, Draws(config.train.seed, 0, batch.place))
+            terms.weighted(terms.loss).sum().backward()
+    finally:
+        state.optimizer.zero_grad(set_to_none=True)
 
 
 def _still_to_come(state: TrainState, device: torch.device) -> int:

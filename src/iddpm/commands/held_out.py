@@ -21,7 +21,21 @@ from iddpm.runtime.errors import ConfigError
 from iddpm.training.state import TrainState
 from iddpm.training.trainer import Hook
 
-__all__ = ["held_out_hook"]
+__all__ = ["check_held_out", "held_out_hook"]
+
+
+def check_held_out(config: RunConfig, store: Store) -> None:
+    """Refuse to measure where there is nothing to measure on.
+
+    Raises:
+        ConfigError: Measurements are asked for, and the store holds out no pictures.
+    """
+    if config.train.evaluate_every is not None and not len(store.held_out):
+        raise ConfigError(
+            f"train.evaluate_every is {config.train.evaluate_every}, but {store.path} holds out none of its "
+            f"{len(store)} pictures",
+            "leave --train.evaluate-every out, or prepare data of which some are held out",
+        )
 
 
 def held_out_hook(config: RunConfig, run: RunDir, store: Store, device: torch.device) -> Hook:
@@ -34,11 +48,7 @@ def held_out_hook(config: RunConfig, run: RunDir, store: Store, device: torch.de
     """
     every, num, steps = config.train.evaluate_every, config.train.evaluate_num, config.train.evaluate_steps
     assert every is not None, "measurements are asked for"
-    if not len(store.held_out):
-        raise ConfigError(
-            f"train.evaluate_every is {every}, but {store.path} holds out none of its {len(store)} pictures",
-            "leave --train.evaluate-every out, or prepare data of which some are held out",
-        )
+    check_held_out(config, store)
     chain = EvenSteps(min(steps, config.diffusion.schedule.timesteps))
     # The command's own defaults, so that both measure the same.
     request = LikelihoodRequest(num=min(num, len(store.held_out)), steps=chain)

@@ -13,7 +13,7 @@ from iddpm.artifacts.run_dir import RunDir, locked
 from iddpm.commands.announcing import announce, estimate_hook, tell_end
 from iddpm.commands.entering import Entered, check_source, config_for_store, enter, free_place, resume
 from iddpm.commands.fitting import micro_batch
-from iddpm.commands.held_out import held_out_hook
+from iddpm.commands.held_out import check_held_out, held_out_hook
 from iddpm.commands.preview import preview_hook
 from iddpm.commands.show import counts_of
 from iddpm.commands.store import store_for
@@ -84,11 +84,13 @@ def train(
     """
     deadline = _deadline(time_limit_hours)
     world = open_world(device)
+    resolve_precision(config.train.precision, world.device)  # one that the device has not is refused at once
     check_source(config)
     build_net(config, torch.device("meta"))  # a network that cannot be is refused before any data is prepared
     out = free_place(out)
     store, seconds = store_for(config.data, listener)
     config = config_for_store(config, store)
+    check_held_out(config, store)
     with locked(out):
         entered = enter(out, config, store, world, prepare_seconds + seconds)
         return _train(entered, store, world, deadline, listener)

@@ -14,7 +14,7 @@ from iddpm.experiment.identity import config_from_json
 from iddpm.experiment.weights import find_weights
 from iddpm.networks.unet import UNet
 from iddpm.runtime.errors import RunError
-from iddpm.runtime.precision import Precision, resolve_precision
+from iddpm.runtime.precision import Arithmetic, Precision, resolve_precision
 from iddpm.runtime.telling import SILENT, Listener
 
 __all__ = ["OpenRun", "load_weights", "open_run"]
@@ -30,7 +30,7 @@ class OpenRun:
     step: int
     weights: str
     device: torch.device
-    precision: str
+    precision: Arithmetic
 
     @property
     def stamp(self) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from iddpm.runtime.errors import RunError
+
 __all__ = ["Ema", "ema_decay", "ema_name", "power_decay", "power_exponent", "power_name", "power_width"]
 
 
@@ -93,6 +95,15 @@ class Ema:
 
     @torch.no_grad()
     def load_state_dict(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """Put back what `state_dict` gave."""
+        """Put back what `state_dict` gave.
+
+        Raises:
+            RunError: The state is of another module.
+        """
         for parameter, average in zip(self._parameters, self._averages[name], strict=True):
+            if parameter not in state or state[parameter].shape != average.shape:
+                raise RunError(
+                    f"the checkpoint's average {name} does not fit the parameter {parameter}",
+                    "start a new run directory",
+                )
             average.copy_(state[parameter])

@@ -119,7 +119,7 @@ class TrainConfig:
     Smaller needs less memory, and gives the same step."""
     activation_checkpointing: ActivationCheckpointing = "none"
     """What is computed again in the backward pass instead of being kept: none; norms (cheap, about half the memory of
-    maps); blocks (a third more time, the least memory). The step is the same."""
+    maps); blocks (a fifth more time, the least memory). The step is the same."""
     lr: float = 1e-4
     """Learning rate, as used: nothing scales it."""
     lr_schedule: RateSchedule = ConstantRate()

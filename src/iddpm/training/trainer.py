@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from iddpm.artifacts.journal import Journal
 from iddpm.artifacts.run_dir import RunDir
@@ -181,15 +181,14 @@ class Session:
             "rollback", step=step, to_step=state.step, rollbacks=rollbacks, lr_factor=lr_factor, reason=reason
         )
         self.listener.say(
-            f"warning: step {step}: {reason}; going back to step {state.step} ({rollbacks} of {faults.rollbacks} times) "
+            f"warning: step {step}: {reason}; going back to step {state.step} (rollback {rollbacks} of {faults.rollbacks}) "
             f"with other draws and {lr_factor:g} times the learning rate"
         )
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str) -> NoReturn:
         state, faults = self.state, self.config.faults
-        why = (
-            f"it has gone back {state.rollbacks} times already" if state.rollbacks else "there is nothing to go back to"
-        )
+        often = "once" if state.rollbacks == 1 else f"{state.rollbacks} times"
+        why = f"it has gone back {often} already" if state.rollbacks else "there is nothing to go back to"
         if not faults.rollbacks:
             why = "train.faults.rollbacks is 0"
         self.journal.write("failed", step=state.step, reason=f"{reason}; {why}")
