@@ -21,7 +21,7 @@ from iddpm.diffusion.spacing import EvenSteps
 from iddpm.experiment.identity import config_to_json
 from iddpm.experiment.open_run import open_run
 from iddpm.experiment.recipes import recipe
-from iddpm.runtime.errors import ConfigError, DataError, OutputError, RunError
+from iddpm.runtime.errors import ConfigError, DataError, InputError, OutputError, RunError
 from iddpm.training.settings import AdamW
 from tiny import Lines, cut, journalled, same, tensors_of, tiny_config
 
@@ -375,3 +375,14 @@ def test_recipe_of_the_paper_asks_for_its_pictures(tmp_path):
         train(recipe("imagenet64").config(), tmp_path / "run")
     assert "--data" in str(refused.value.fix)
     assert not (tmp_path / "run").exists()
+
+
+def test_refused_start_leaves_no_run_behind(config, tmp_path):
+    for refused in (
+        replace(config, init=str(tmp_path / "missing")),
+        with_train(config, precision="tf32"),
+    ):
+        with pytest.raises(InputError):
+            train(refused, tmp_path / "run")
+        assert not (tmp_path / "run" / "config.json").exists()
+    assert train(config, tmp_path / "run").step == 4

@@ -77,8 +77,7 @@ def test_rows_go_by_class_name_and_new_classes_start_from_the_null_label(tmp_pat
     null = old[4]
     assert torch.equal(table, torch.stack([old[3], null, old[1], null, null]))
     assert initial.labels == (
-        "label table: 2 of 4 classes by name; new ones start from the null label's row: x, y; "
-        "the null label starts from the null label's row"
+        "label table: 2 of 4 classes by name; new ones start from the null label's row: x, y; the null label too"
     )
     assert not any(TABLE in name for name in (*initial.not_loaded, *initial.unused))
 

@@ -120,8 +120,10 @@ def _plain(boxed: str) -> str:
     """The words of one of tyro's boxes, in one line."""
     lines = [line.strip("│╭╮╰╯─ ") for line in boxed.splitlines()]
     told = [line for line in takewhile(lambda line: "Argument helptext" not in line, lines) if line]
-    told = [line for line in told if "full helptext" not in line]
-    return "; ".join(dict.fromkeys(told)) or "the flags cannot be read"
+    told = [line for line in told if "full helptext" not in line and line not in ("Value error", "Parsing error")]
+    words = "; ".join(dict.fromkeys(told)).replace("could be; instantiated", "could be instantiated")
+    # What follows goes through the types of a union one by one.
+    return words.partition("; Got errors")[0] or "the flags cannot be read"
 
 
 def print_json(value: Mapping[str, Any]) -> None:

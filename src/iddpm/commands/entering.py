@@ -64,15 +64,28 @@ def free_place(out: Path) -> Path:
 
 @dataclass(frozen=True)
 class Entered:
-    """A run directory that training may go on in, with the config it is to go on with and what that changes."""
+    """A run directory that training may go on in.
+
+    Attributes:
+        run: Where.
+        config: What training is to go on with.
+        changes: What that changes.
+        provenance: Of a run that is new; None: the run is there already.
+    """
 
     run: RunDir
     config: RunConfig
     changes: dict[str, Any]
+    provenance: dict[str, Any] | None
+
+    def start(self) -> None:
+        """Write what is written once. What can be refused has been refused by now, so that no refused run lies about."""
+        if self.provenance is not None:
+            start_run_dir(self.run.path, config_to_json(self.config), self.provenance)
 
 
 def enter(out: Path, config: RunConfig, store: Store, world: World, prepare_seconds: float) -> Entered:
-    """Start the run directory, or open it if it is of the same run.
+    """Open the run directory if it is of the same run, or say what a new one would be; nothing is written.
 
     Raises:
         ConfigError: It holds another run; the paths that differ are named.
@@ -84,13 +97,13 @@ def enter(out: Path, config: RunConfig, store: Store, world: World, prepare_seco
         old = config_from_json(run.config)
         if config.init is None:  # it has had its effect already, and need not be said again
             config = replace(config, init=old.init)
-        return Entered(run, config, check_same_run(old, config))
+        return Entered(run, config, check_same_run(old, config), None)
     facts = provenance(world.device) | {
         "store": str(store.path.resolve()),
         "data": dataclasses.asdict(store.provenance) | {"ignored": None, "damaged": None},
         "prepare_seconds": round(prepare_seconds, 3),
     }
-    return Entered(start_run_dir(out, config_to_json(config), facts), config, {})
+    return Entered(RunDir(out), config, {}, facts)
 
 
 def resume(run: RunDir, state: TrainState, listener: Listener) -> int | None:

@@ -18,6 +18,7 @@ from iddpm.experiment.conditioning import conditioning
 from iddpm.experiment.config import RunConfig
 from iddpm.experiment.open_run import OpenRun
 from iddpm.runtime.errors import ConfigError
+from iddpm.runtime.telling import SILENT, Listener
 from iddpm.training.state import TrainState
 from iddpm.training.trainer import Hook
 
@@ -38,7 +39,9 @@ def check_held_out(config: RunConfig, store: Store) -> None:
         )
 
 
-def held_out_hook(config: RunConfig, run: RunDir, store: Store, device: torch.device) -> Hook:
+def held_out_hook(
+    config: RunConfig, run: RunDir, store: Store, device: torch.device, listener: Listener = SILENT
+) -> Hook:
     """A hook that measures the averaged weights every `config.train.evaluate_every` steps, pictures and noise the same.
 
     A bound that is not finite is journalled as None.
@@ -60,6 +63,7 @@ def held_out_hook(config: RunConfig, run: RunDir, store: Store, device: torch.de
         began = time.perf_counter()
         averaged = opened(state)
         result = _measure(averaged, store, request, chain)
+        listener.say(f"step {state.step}: {_in_words(result)}")
         return {
             "event": "evaluation",
             "step": state.step,
@@ -86,6 +90,12 @@ def _measure(averaged: OpenRun, store: Store, request: LikelihoodRequest, chain:
         request.seed,
         averaged.device,
     )
+
+
+def _in_words(result: Likelihood) -> str:
+    error = result.standard_error_bits_per_dim
+    spread = "" if error is None else f" +/- {error:.4f}"
+    return f"{result.bits_per_dim:.4f}{spread} bits/dim on {len(result.total_bits_per_dim)} held-out pictures"
 
 
 def _finite(value: float | None) -> float | None:

@@ -109,6 +109,7 @@ def _train(
     hooks = _hooks(config, run, store, world, listener)
     state, initial, resumed_from = _state(config, run, world, listener)
     micro, found = micro_batch(config, state, batches, world, run, listener)
+    entered.start()
     announce(run, config, store, state, world, micro, listener)
     with run.open_journal() as journal:
         _journal_start(journal, entered, store, world, state.step, resumed_from)
@@ -194,5 +195,5 @@ def _hooks(config: RunConfig, run: RunDir, store: Store, world: World, listener:
     if config.train.preview_every is not None:
         hooks.append(preview_hook(config, run, world.device))
     if config.train.evaluate_every is not None:
-        hooks.append(held_out_hook(config, run, store, world.device))
+        hooks.append(held_out_hook(config, run, store, world.device, listener))
     return hooks

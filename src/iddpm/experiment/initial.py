@@ -148,7 +148,7 @@ def _in_words(
     if without:
         words += f"; new ones start from {begin}: {_listed(without, _SHOWN)}"
     if has_null:
-        words += f"; the null label starts from {begin}"
+        words += "; the null label too" if from_null else f"; the null label starts from {begin}"
     return words
 
 
