@@ -73,7 +73,6 @@ def test_a_failure_that_was_overcome_is_in_the_table_alone():
 
 def test_steps_are_counted_wherever_they_are_told():
     assert skipped_steps([step(10, skipped=2), BACK, step(20, skipped=1)]) == 3
-    assert skipped_steps([{"event": "skipped", "step": 10, "steps": 4, "in_a_row": 4, "loss_scale": None}]) == 4
     assert skipped_steps([step(10)]) == 0
 
 

@@ -16,8 +16,7 @@ _NAMES = 4
 
 def skipped_steps(events: Sequence[Event]) -> int:
     """How often a step was skipped because its loss or gradient was not finite."""
-    told = sum(int(event.get("skipped") or 0) for event in events if event.get("event") == "step")
-    return told or sum(int(event.get("steps") or 0) for event in events if event.get("event") == "skipped")
+    return sum(int(event.get("skipped") or 0) for event in events if event.get("event") == "step")
 
 
 def fault_warnings(events: Sequence[Event]) -> list[str]:
@@ -115,6 +114,8 @@ def _said(event: Event) -> tuple[str, str] | None:
             return "failed", reason
         case "checkpoint_failed":
             return "checkpoint not written", reason
+        case "snapshot_failed":
+            return "snapshot of the averages not written", reason
         case "micro_batch":
             return f"micro-batch of {count(event.get('micro_batch_size'))}", reason
         case "data_wait":

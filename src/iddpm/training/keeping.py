@@ -136,7 +136,8 @@ class Keeper:
         self._journal.sync()
 
     def _tell_failed(self, saved: Saved, error: OutputError, is_checkpoint: bool) -> None:
-        self._journal.write("checkpoint_failed", step=saved.step, path=str(saved.path), reason=error.what)
+        kind = "checkpoint_failed" if is_checkpoint else "snapshot_failed"
+        self._journal.write(kind, step=saved.step, reason=error.what)
         if not is_checkpoint:
             self._listener.say(f"warning: {error.what}; training goes on without this snapshot of the averages")
             return
