@@ -48,13 +48,10 @@ def checkpoint_steps(run):
     return [checkpoint.step for checkpoint in list_checkpoints(run / "checkpoints")]
 
 
-@pytest.mark.parametrize("log_every", [1, 1000])
-def test_prc_01_network_that_stays_nan_stops_training_and_spares_weights_and_averages(
-    config, tmp_path, monkeypatch, log_every
-):
+def test_prc_01_network_that_stays_nan_stops_training_and_spares_weights_and_averages(config, tmp_path, monkeypatch):
     taken = []
     break_steps(monkeypatch, lambda draws: taken.append(draws.step) or draws.step >= 30)
-    config = with_train(config, steps=200, checkpoint_every=10, log_every=log_every, ema_widths=(0.1,))
+    config = with_train(config, steps=200, checkpoint_every=10, log_every=1000, ema_widths=(0.1,))
     told = Lines()
     with pytest.raises(TrainingError, match="10 steps in a row") as stopped:
         train(config, tmp_path / "run", listener=told)
@@ -238,7 +235,7 @@ def test_auto_micro_batch_takes_as_much_as_there_is_memory_for(config, small_dig
     state = new_state(build_task(auto, build_net(auto, CPU), CPU), auto.optimizer, auto.train)
     batches, run = Batches(open_store(small_digits), "train", 8, 0), start_run_dir(tmp_path / "run", {}, {})
     found = []
-    for mebibytes in (*range(8, 40), 100):
+    for mebibytes in (8, 9, 10, 11, 12, 100):
         monkeypatch.setattr("iddpm.commands.fitting.free_bytes", lambda _, room=mebibytes * 2**20: room)
         try:
             found.append(micro_batch(auto, state, batches, open_world("cpu"), run, SILENT)[0] or 0)
