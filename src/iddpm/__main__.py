@@ -1,8 +1,6 @@
 """`python -m iddpm` is `iddpm`."""
 
-import sys
-
-from iddpm.cli.main import main
+from iddpm.cli.main import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -3,9 +3,11 @@
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Sequence
+from typing import NoReturn
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "command", "main"]
 
 COMMANDS: dict[str, str] = {
     "recipes": "list the runs that have a name",
@@ -79,5 +81,16 @@ def _overview() -> str:
     )
 
 
+def command() -> NoReturn:
+    """Run the process's command and end the process."""
+    status = main()
+    if any(thread.daemon for thread in threading.enumerate()):
+        # A thread that still writes a checkpoint is not waited for; ended by the interpreter it would abort in torch's code.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()
