@@ -1,5 +1,7 @@
 """Stopping on purpose: a signal, a time limit or a file asks, the loop ends its step and saves."""
 
+import contextlib
+import os
 import signal
 import time
 from pathlib import Path
@@ -40,8 +42,9 @@ class StopRequest:
         """What asks to stop: a signal's name, "the time limit", the file's path; or None."""
         if self._signal is None and self._deadline is not None and time.monotonic() >= self._deadline:
             return "the time limit"
-        if self._signal is None and self._file is not None and self._file.exists():
-            self._file.unlink(missing_ok=True)
+        if self._signal is None and self._file is not None and os.path.exists(self._file):
+            with contextlib.suppress(OSError):  # on a disk that has turned read-only it stays
+                self._file.unlink()
             self._signal = str(self._file)
         return self._signal
 

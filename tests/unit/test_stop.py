@@ -1,0 +1,52 @@
+import signal
+import time
+
+import pytest
+
+from iddpm.training.stop import StopRequest
+
+
+def test_nobody_asks_at_first(tmp_path):
+    with StopRequest(tmp_path / "stop", time.monotonic() + 1000) as stop:
+        assert stop.asked() is None
+
+
+def test_file_asks_once_and_is_removed(tmp_path):
+    with StopRequest(tmp_path / "stop") as stop:
+        (tmp_path / "stop").touch()
+        assert stop.asked() == str(tmp_path / "stop")
+        assert not (tmp_path / "stop").exists()
+        assert stop.asked() == str(tmp_path / "stop")
+
+
+def test_file_that_cannot_be_removed_asks_all_the_same(tmp_path):
+    (tmp_path / "stop").mkdir()
+    with StopRequest(tmp_path / "stop") as stop:
+        assert stop.asked() == str(tmp_path / "stop")
+
+
+def test_deadline_asks_from_its_moment_on(monkeypatch):
+    now = [10.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with StopRequest(deadline=12.0) as stop:
+        assert stop.asked() is None
+        now[0] = 12.0
+        assert stop.asked() == "the time limit"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_first_signal_asks_and_handlers_are_put_back(number):
+    before = signal.getsignal(number)
+    with StopRequest() as stop:
+        signal.raise_signal(number)
+        assert stop.asked() == number.name
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_second_ctrl_c_interrupts_whatever_the_first_signal_was(first):
+    with StopRequest() as stop:
+        signal.raise_signal(first)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert stop.asked() == first.name
