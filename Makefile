@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: install check test slow bench bench-data demo docs clean
+.PHONY: install check test slow bench bench-data bench-saving demo docs clean
 
 install: $(VENV)/.dev
 
@@ -40,6 +40,9 @@ bench: $(VENV)/.dev
 
 bench-data: $(VENV)/.dev
 	$(BIN)/python benchmarks/data.py
+
+bench-saving: $(VENV)/.dev
+	$(BIN)/python benchmarks/saving.py
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/build.py

@@ -1,5 +1,6 @@
 """When a checkpoint is written, what becomes of one that cannot be, and which one a run may go back to."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +9,7 @@ from iddpm.artifacts.checkpoint import Checkpoint, list_checkpoints, load_state
 from iddpm.artifacts.journal import Journal
 from iddpm.artifacts.run_dir import RunDir
 from iddpm.runtime.errors import OutputError
-from iddpm.runtime.files import remove_folder
+from iddpm.runtime.files import remove_folder, reported, write_bytes
 from iddpm.runtime.telling import Listener
 from iddpm.training.ema import power_name
 from iddpm.training.saving import Retention, Saved, Saver
@@ -18,6 +19,7 @@ from iddpm.training.state import TrainState, state_scalars, state_tensors
 __all__ = ["Keeper"]
 
 _RETRY_SECONDS = 60.0
+_WRITTEN_ONCE = ("config.json", "provenance.json")
 
 
 class Keeper:
@@ -43,6 +45,8 @@ class Keeper:
         self._saver = Saver(run_config, {run.checkpoints: retention})
         self._powers = tuple(power_name(width) for width in config.ema_widths)
         self._begun_at = saved_at
+        files = {run.path / name for name in _WRITTEN_ONCE}
+        self._written_once = {file: file.read_bytes() for file in files if file.is_file()}
         self._owed, self._retry_at = False, 0.0
         self._metrics: tuple[int, dict[str, float]] = (-1, {})
 
@@ -79,11 +83,25 @@ class Keeper:
         if self._begun_at == step:
             return
         self._begun_at = step
+        self._make_again()
         measured_at, metrics = self._metrics
         scalars = state_scalars(self._state) | {"metrics": metrics if measured_at == step else {}}
         groups = state_tensors(self._state)
         folders = {self._run.checkpoints: tuple(groups)} | ({self._run.averages: tuple(snapshot)} if snapshot else {})
         self._saver.begin(folders, step, groups, scalars)
+
+    def _make_again(self) -> None:
+        """Write what is written once where somebody has removed it: without it no command takes the folder for a run."""
+        gone = {file: content for file, content in self._written_once.items() if not file.exists()}
+        # Where it cannot be done, neither can the checkpoint that follows, which tells so.
+        with contextlib.suppress(OutputError), reported(self._run.path):
+            for file, content in gone.items():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(file, content)
+            if gone:
+                self._listener.say(
+                    f"warning: {self._run.path} has been moved or removed in part; it is made again with what comes from now on"
+                )
 
     def finish(self) -> None:
         """Have a checkpoint of this step on the disk.
