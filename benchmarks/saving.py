@@ -1,16 +1,19 @@
 """What leaving a run alone costs: journal, a checkpoint every 1000 steps and a bank of three averages against none of it.
 
 Two sessions of the demo's net in one process, in turn in blocks of 5 steps: one with a single average that writes
-nothing, one as it would be left alone. The share is the median over the blocks, which other work on the machine hardly
-moves, and a checkpoint's whole time as if training had stood still for it, for every 1000 steps.
+nothing, one as it would be left alone. What is added is milliseconds a step, less than a step varies: so each part is
+timed by itself, a checkpoint as if training stood still for all of it, and set against the median of the bare steps.
+The blocks of the two sessions, compared with one another, say whether anything is left out; they need a quiet machine.
 """
 
 import argparse
 import datetime
 import json
+import os
 import tempfile
 import time
 from dataclasses import replace
+from operator import truediv
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -26,11 +29,13 @@ from iddpm.experiment.recipes import recipe
 from iddpm.runtime.machine import provenance
 from iddpm.runtime.telling import SILENT
 from iddpm.runtime.world import open_world
+from iddpm.training.ema import Ema
 from iddpm.training.state import new_state
 from iddpm.training.trainer import Session
 
 RECORDS = Path(__file__).parent / "records"
 BLOCK, LOG_EVERY, CHECKPOINT_EVERY = 5, 25, 1000
+ONE, BANK = (0.995,), (0.99, 0.995, 0.999)
 NEVER = 10**9
 
 
@@ -42,12 +47,11 @@ def main() -> None:
     config = recipe("demo").config()
     store, _ = store_for(config.data)
     config = config_for_store(config, store)
-    train = replace(config.train, steps=2 * steps, ema=(0.995,), log_every=NEVER, checkpoint_every=NEVER)
+    train = replace(config.train, steps=2 * steps, ema=ONE, log_every=NEVER, checkpoint_every=NEVER)
     bare = replace(config, train=train)
     # One checkpoint falls into these steps, in the middle.
-    kept = replace(
-        config, train=replace(train, ema=(0.99, 0.995, 0.999), log_every=LOG_EVERY, checkpoint_every=steps * 5 // 8)
-    )
+    kept = replace(config, train=replace(train, ema=BANK, log_every=LOG_EVERY, checkpoint_every=steps * 5 // 8))
+    load = {"before": os.getloadavg()}
     with tempfile.TemporaryDirectory() as folder:
         arms = {name: _Arm(one, Path(folder) / name) for name, one in (("bare", bare), ("kept", kept))}
         for arm in arms.values():
@@ -56,15 +60,17 @@ def main() -> None:
         for number in range(steps // BLOCK):
             for name in ("bare", "kept") if number % 2 == 0 else ("kept", "bare"):
                 arms[name].run(BLOCK)
-        record = _record(arms, steps)
+            arms["kept"].time_averages()
+        record = _record(arms, steps) | {"load_average": load | {"after": os.getloadavg()}}
         for arm in arms.values():
             arm.close()
     path = RECORDS / f"saving-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}.json"
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    parts = ", ".join(f"{name} {share:.2%}" for name, share in record["added_share_by_part"].items())
+    low, middle, high = record["added_share_of_blocks"]
     print(
         f"{record['device']}: a step of the demo {record['bare_seconds_per_step']:.4f} s; left alone "
-        f"{record['added_share']:+.2%} ({record['added_share_by_blocks']:+.2%} without the checkpoint, half of the blocks "
-        f"within {record['added_share_quartiles'][0]:+.2%} and {record['added_share_quartiles'][1]:+.2%}); "
+        f"{record['added_share']:+.2%} ({parts}); blocks compared: {middle:+.1%}, half of them from {low:+.1%} to {high:+.1%}; "
         f"a checkpoint of {record['checkpoint_bytes'] / 1e6:.0f} MB: copy {record['checkpoint_copy_seconds'][0]:.3f} s, "
         f"written in {record['checkpoint_write_seconds'][0]:.2f} s beside training\n{path}"
     )
@@ -92,6 +98,10 @@ class _Arm:
         )
         self.events = run.events
         self.seconds: list[float] = []
+        self.entry_seconds: list[float] = []
+        self.averages = {rates: Ema(state.task.module, rates, False) for rates in (ONE, BANK)}
+        self.averages_seconds: dict[tuple[float, ...], list[float]] = {ONE: [], BANK: []}
+        self._write_entry, self.session.record.write = self.session.record.write, self._timed_entry
         self._stream = Prefetch(Batches(store, "train", config.train.batch_size, 0), 0)
         self._stream.__enter__()
 
@@ -101,6 +111,19 @@ class _Arm:
         for _ in range(steps):
             self.session.step(self._stream)
         self.seconds.append(time.perf_counter() - began)
+
+    def time_averages(self) -> None:
+        """One update of one average and of three, right after a step, as in training; in turn the one or the other first."""
+        turn = len(self.averages_seconds[ONE]) % 2
+        for rates in (ONE, BANK) if turn else (BANK, ONE):
+            began = time.perf_counter()
+            self.averages[rates].update(self.session.state.step)
+            self.averages_seconds[rates].append(time.perf_counter() - began)
+
+    def _timed_entry(self) -> None:
+        began = time.perf_counter()
+        self._write_entry()
+        self.entry_seconds.append(time.perf_counter() - began)
 
     def close(self) -> None:
         """Stop its threads."""
@@ -112,10 +135,15 @@ def _record(arms: dict[str, _Arm], steps: int) -> dict[str, Any]:
     bare, kept = arms["bare"].seconds, arms["kept"].seconds
     arms["kept"].session.keeper.finish()
     saved = [event for event in arms["kept"].events() if event["event"] == "checkpoint"]
-    ratios = [b / a for a, b in zip(bare, kept, strict=True)]
     step_seconds = median(bare) / BLOCK
+    averages = {rates: median(seconds) for rates, seconds in arms["kept"].averages_seconds.items()}
     checkpoint_seconds = median(event["copy_seconds"] + event["write_seconds"] for event in saved)
-    low, middle, high = quantiles(ratios, n=4)
+    entry_seconds = median(arms["kept"].entry_seconds)
+    parts = {
+        "averages": (averages[BANK] - averages[ONE]) / step_seconds,
+        "journal": entry_seconds / (LOG_EVERY * step_seconds),
+        "checkpoint": checkpoint_seconds / (CHECKPOINT_EVERY * step_seconds),
+    }
     told = provenance(open_world("cpu").device)
     return {
         "command": told["command"],
@@ -126,9 +154,12 @@ def _record(arms: dict[str, _Arm], steps: int) -> dict[str, Any]:
         "steps": steps,
         "block": BLOCK,
         "bare_seconds_per_step": step_seconds,
-        "added_share_by_blocks": middle - 1,
-        "added_share_quartiles": [low - 1, high - 1],
-        "added_share": middle - 1 + checkpoint_seconds / (CHECKPOINT_EVERY * step_seconds),
+        "added_share": sum(parts.values()),
+        "added_share_by_part": parts,
+        "added_share_of_blocks": [share - 1 for share in quantiles(map(truediv, kept, bare), n=4)],
+        "one_average_seconds": averages[ONE],
+        "three_averages_seconds": averages[BANK],
+        "entry_seconds": entry_seconds,
         "checkpoint_bytes": saved[0]["bytes"],
         "checkpoint_copy_seconds": [event["copy_seconds"] for event in saved],
         "checkpoint_write_seconds": [event["write_seconds"] for event in saved],

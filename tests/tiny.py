@@ -56,7 +56,15 @@ def journalled(run: Path, event: str) -> list[dict[str, Any]]:
 
 def losses_of(run: Path) -> list[dict[str, Any]]:
     """What the journal says of the losses at each step, bit for bit; without what a clock or the memory says."""
-    timed = ("time", "elapsed_seconds", "data_wait_seconds", "images_per_second", "seconds", "peak_memory_bytes")
+    timed = (
+        "time",
+        "elapsed_seconds",
+        "data_wait_seconds",
+        "images_per_second",
+        "seconds",
+        "peak_memory_bytes",
+        "spent",
+    )
     return [{name: value for name, value in entry.items() if name not in timed} for entry in journalled(run, "step")]
 
 

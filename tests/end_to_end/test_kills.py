@@ -12,8 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
-from iddpm.artifacts.checkpoint import check_checkpoint, list_checkpoints
+from iddpm.artifacts.checkpoint import (
+    Checkpoint,
+    check_checkpoint,
+    checkpoint_name,
+    list_checkpoints,
+    load_tensors,
+)
 from iddpm.artifacts.journal import read_journal
 from iddpm.commands.train import train
 from iddpm.diffusion.objective import Vlb
@@ -89,12 +96,21 @@ def survive(config: RunConfig, run: Path, kills: int) -> None:
     whole = run.parent / "whole"
     train(with_steps(config, last, checkpoint_every=10_000, snapshot_every=1), whole)
     assert same(tensors_of(run, last), tensors_of(whole, last))
-    for snapshot in list_checkpoints(whole / "averages"):
-        check_checkpoint(snapshot)
+    snapshots = {checkpoint.step for checkpoint in list_checkpoints(run / "averages")}
+    # A kill may fall between a checkpoint and its snapshot: that one is missing then.
+    assert len(snapshots) >= last - kills
+    for step in snapshots:
+        assert same(snapshot_of(run, step), snapshot_of(whole, step))
     left = [path for folder in ("checkpoints", "averages") for path in (run / folder).glob(".*")]
     assert left == []
     assert len(list_checkpoints(run / "checkpoints")) == 2
     assert [entry["step"] for entry in journalled(run, "step")][-1] == last
+
+
+def snapshot_of(run: Path, step: int) -> dict[str, Tensor]:
+    snapshot = Checkpoint(run / "averages" / checkpoint_name(step), step)
+    groups = {name: load_tensors(snapshot, name) for name in ("power-0.05", "power-0.1")}
+    return {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
 
 
 def test_res_06_three_kills_change_nothing(config, tmp_path):
@@ -149,9 +165,8 @@ def test_res_06_one_signal_saves_and_ends_well(tmp_path, number):
     assert journalled(tmp_path / "run", "interrupt")[-1]["step"] == newest.step
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_res_06_two_signals_end_at_once_and_leave_what_is_whole(tmp_path, number):
-    done = signalled(tmp_path / "run", number, number)
+def test_res_06_second_ctrl_c_ends_at_once_and_leaves_what_is_whole(tmp_path):
+    done = signalled(tmp_path / "run", signal.SIGINT, signal.SIGINT)
     if not journalled(tmp_path / "run", "interrupt"):  # else the first was served before the second came
         assert done.returncode != 0
     assert "Traceback" not in done.stderr

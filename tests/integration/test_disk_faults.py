@@ -10,6 +10,7 @@ import pytest
 
 from iddpm.artifacts.checkpoint import check_checkpoint, list_checkpoints
 from iddpm.artifacts.journal import read_journal
+from iddpm.artifacts.run_dir import RunDir
 from iddpm.cli.main import main
 from iddpm.commands.train import train
 from iddpm.data.preparing import prepare
@@ -124,10 +125,31 @@ def test_res_06_folder_that_is_read_only_for_a_while_costs_warnings(config, tmp_
     assert any("Read-only file system" in line for line in told.warnings)
 
 
-def test_run_folder_that_is_removed_ends_in_one_line_or_is_made_again(config, tmp_path):
-    told = At(step3=lambda: shutil.rmtree(tmp_path / "run", ignore_errors=True))
-    assert train(config, tmp_path / "run", listener=told).step == 8
-    assert whole(tmp_path / "run")[-1] == 8
+@pytest.mark.parametrize("how", ["removed", "moved"])
+def test_run_folder_that_is_gone_is_made_again_with_one_warning_and_can_be_gone_on_with(config, tmp_path, how):
+    run = tmp_path / "run"
+    told = At(step3=lambda: shutil.rmtree(run) if how == "removed" else run.rename(tmp_path / "elsewhere"))
+    assert train(config, run, listener=told).step == 8
+    assert whole(run) == [4, 6, 8]
+    assert sum("moved or removed" in line for line in told.warnings) == 1
+    assert sum("journal" in line for line in told.warnings) <= 1
+    assert train(config, run).resumed_from == 8
+    train(config, tmp_path / "undisturbed")
+    assert same(tensors_of(run), tensors_of(tmp_path / "undisturbed"))
+    assert (run / "config.json").read_bytes() == (tmp_path / "undisturbed" / "config.json").read_bytes()
+    assert RunDir(run).provenance["store"] == config.data.source
+
+
+def test_run_folder_whose_place_is_taken_ends_in_one_line(config, tmp_path):
+    def take() -> None:
+        shutil.rmtree(tmp_path / "run")
+        (tmp_path / "run").write_text("a file")
+
+    told = At(step3=take)
+    with pytest.raises(OutputError, match="Not a directory"):
+        train(config, tmp_path / "run", listener=told)
+    assert told.progressed[-1] == ("training", 8, 8)
+    assert not any("moved or removed" in line for line in told.warnings)
 
 
 def encoded_store(small_digits: Path, tmp_path: Path) -> Path:

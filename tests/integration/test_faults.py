@@ -14,7 +14,7 @@ from iddpm.commands.train import train
 from iddpm.data.loader import Batches
 from iddpm.data.store import open_store
 from iddpm.experiment.build import DiffusionTask, build_net, build_task
-from iddpm.runtime.errors import ConfigError, TrainingError
+from iddpm.runtime.errors import ConfigError, OutputError, TrainingError
 from iddpm.runtime.telling import SILENT
 from iddpm.runtime.world import open_world
 from iddpm.training.settings import FaultPolicy
@@ -62,9 +62,9 @@ def test_prc_01_network_that_stays_nan_stops_training_and_spares_weights_and_ave
     tensors = tensors_of(tmp_path / "run", 30)
     assert {"model", "ema-0.99", "power-0.1"} <= {name.partition("/")[0] for name in tensors}
     assert all(tensor.isfinite().all() for tensor in tensors.values())
-    assert [entry["to_step"] for entry in journalled(tmp_path / "run", "rollback")] == [30, 30, 30]
+    assert [entry["to_step"] for entry in journalled(tmp_path / "run", "rollback")] == [30, 20, 30]
     assert journalled(tmp_path / "run", "failed")[0]["step"] == 40
-    assert "going back to step 30 (rollback 3 of 3)" in told.text
+    assert "going back to step 20 (rollback 2 of 3)" in told.text
 
 
 def test_prc_01_single_bad_step_is_skipped_and_counted_and_the_run_goes_on(config, tmp_path, monkeypatch):
@@ -275,3 +275,93 @@ def test_gradient_noise_scale_is_journalled_and_changes_the_step_by_rounding_alo
     assert any(scales)
     train(with_train(config, micro_batch_size=4), tmp_path / "halves")
     assert same(tensors_of(tmp_path / "halves"), tensors_of(tmp_path / "seen"))
+
+
+def test_stop_in_a_bad_stretch_leaves_the_only_checkpoint_and_says_so(config, tmp_path, monkeypatch):
+    """The weights are good, since skipped steps changed nothing: no start may remove them."""
+    break_steps(monkeypatch, lambda draws: draws.step >= 4)
+    config = with_train(config, steps=40, faults=FaultPolicy(patience=3))
+    assert train(config, tmp_path / "run", listener=Interrupting(5)).step == 5
+    for _ in range(2):
+        with pytest.raises(TrainingError, match="nothing to go back to; .*000000005 stands"):
+            train(config, tmp_path / "run")
+        assert checkpoint_steps(tmp_path / "run") == [5]
+
+
+def test_start_after_giving_up_gives_up_at_once_unless_more_is_allowed(config, tmp_path, monkeypatch):
+    taken = []
+    break_steps(monkeypatch, lambda draws: taken.append(draws.step) or draws.step >= 7)
+    config = with_train(config, checkpoint_every=3, faults=FaultPolicy(patience=2, rollbacks=1))
+    with pytest.raises(TrainingError, match="gone back once already"):
+        train(config, tmp_path / "run")
+    taken.clear()
+    with pytest.raises(TrainingError, match="gone back once already"):
+        train(config, tmp_path / "run")
+    assert taken == [6, 7, 8]
+    assert len(journalled(tmp_path / "run", "rollback")) == 1
+    with pytest.raises(TrainingError, match="gone back 2 times already"):
+        train(with_train(config, faults=FaultPolicy(patience=2, rollbacks=2)), tmp_path / "run")
+
+
+def test_weights_that_are_not_finite_reach_no_checkpoint(config, tmp_path):
+    config = with_train(config, steps=9, lr=3e38, checkpoint_every=1, faults=FaultPolicy(rollbacks=1))
+    with pytest.raises(TrainingError):
+        train(config, tmp_path / "run")
+    for step in checkpoint_steps(tmp_path / "run"):
+        assert all(tensor.isfinite().all() for tensor in tensors_of(tmp_path / "run", step).values())
+
+
+@pytest.mark.parametrize("error", [OutputError("cannot write the picture", "free it"), MemoryError()])
+def test_hook_that_fails_for_want_of_room_costs_a_warning(config, tmp_path, monkeypatch, error):
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr("iddpm.commands.preview.save_samples", failing)
+    told = Lines()
+    assert train(with_train(config, steps=4, preview_every=2), tmp_path / "run", listener=told).step == 4
+    assert [entry["step"] for entry in journalled(tmp_path / "run", "hook_failed")] == [2, 4]
+    assert told.text.count("training goes on without it") == 2
+
+
+def test_hook_with_a_defect_stops_training(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("iddpm.commands.preview.save_samples", lambda *_: {}["defect"])
+    with pytest.raises(KeyError):
+        train(with_train(config, steps=4, preview_every=2), tmp_path / "run")
+
+
+def test_memory_that_runs_out_later_leaves_a_checkpoint_of_what_was_done(config, tmp_path, monkeypatch):
+    whole = DiffusionTask.__call__
+
+    def call(self, batch, draws):
+        if draws.step == 5:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+        return whole(self, batch, draws)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DiffusionTask, "__call__", call)
+        with pytest.raises(TrainingError, match="step 6: out of memory"):
+            train(config, tmp_path / "run")
+    assert checkpoint_steps(tmp_path / "run") == [5]
+    train(config, tmp_path / "run")
+    train(config, tmp_path / "plain")
+    assert same(tensors_of(tmp_path / "run"), tensors_of(tmp_path / "plain"))
+
+
+def test_micro_batch_is_found_anew_for_another_precision(config, tmp_path):
+    auto = with_train(config, micro_batch_size="auto", steps=1)
+    train(auto, tmp_path / "run")
+    train(with_train(auto, steps=2, activation_checkpointing="blocks"), tmp_path / "run")
+    found = [entry["fits"] for entry in journalled(tmp_path / "run", "micro_batch")]
+    assert len(found) == 2
+    assert found[0].endswith("float32, none")
+    assert found[1].endswith("float32, blocks")
+
+
+def test_what_a_kill_took_is_spent_all_the_same(config, tmp_path):
+    config = with_train(config, checkpoint_every=4, steps=8)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", listener=Interrupting(7, times=2))
+    result = train(config, tmp_path / "run")
+    assert result.resumed_from == 4
+    assert result.spent["images"] == (7 + 4) * 8
+    assert result.spent["flops"] > 0

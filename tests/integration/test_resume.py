@@ -23,7 +23,7 @@ from iddpm.experiment.open_run import open_run
 from iddpm.experiment.recipes import recipe
 from iddpm.runtime.errors import ConfigError, DataError, InputError, OutputError, RunError
 from iddpm.training.settings import AdamW
-from tiny import Lines, cut, journalled, same, tensors_of, tiny_config
+from tiny import Interrupting, Lines, cut, journalled, same, tensors_of, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -386,3 +386,36 @@ def test_refused_start_leaves_no_run_behind(config, tmp_path):
             train(refused, tmp_path / "run")
         assert not (tmp_path / "run" / "config.json").exists()
     assert train(config, tmp_path / "run").step == 4
+
+
+def test_run_that_was_stopped_before_its_first_step_goes_on(config, tmp_path):
+    stopped = train(config, tmp_path / "run", time_limit_hours=1e-9)
+    assert (stopped.step, stopped.stopped_by) == (0, "the time limit")
+    assert train(config, tmp_path / "run").resumed_from == 0
+    train(config, tmp_path / "whole")
+    assert same(tensors_of(tmp_path / "run"), tensors_of(tmp_path / "whole"))
+
+
+def test_run_from_other_weights_goes_on_from_its_step_0(config, run, tmp_path):
+    fine = replace(config, init=str(run))
+    with pytest.raises(KeyboardInterrupt):
+        train(with_train(fine, checkpoint_every=100), tmp_path / "fine", listener=Interrupting(2, times=2))
+    shutil.rmtree(run)
+    assert train(with_train(config, checkpoint_every=100), tmp_path / "fine").resumed_from == 0
+    assert journalled(tmp_path / "fine", "init")[0]["loaded"] > 0
+
+
+def test_what_a_start_that_was_killed_left_is_in_nobodys_way(config, tmp_path):
+    (tmp_path / "run").mkdir()
+    for left in ("provenance.json", ".config.json.ab12cd", ".lock"):
+        (tmp_path / "run" / left).write_text("{")
+    assert train(config, tmp_path / "run").step == 4
+    assert not list((tmp_path / "run").glob(".config*"))
+
+
+@pytest.mark.parametrize("manifest", ["{}", '{"schema": 1, "step": 4}', '{"schema": 1, "step": 4, "files": 7}'])
+def test_manifest_that_says_nothing_is_damage(config, run, manifest):
+    (run / "checkpoints" / "000000004" / "manifest.json").write_text(manifest)
+    told = Lines()
+    assert train(config, run, listener=told).resumed_from == 2
+    assert "warning: " in told.text

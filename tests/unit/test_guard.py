@@ -30,8 +30,24 @@ def test_after_patience_bad_steps_every_step_is_skipped_until_forgiven():
     assert judged(guard, math.nan, math.nan, 1.0, math.nan) == [1.0, 1.0, 0.0, 1.0]
     assert judged(guard, math.nan, math.nan, 1.0, 1.0) == [1.0, 1.0, 1.0, 1.0]
     assert guard.reading().in_a_row == 5
-    guard.load_state_dict(guard.state_dict() | {"in_a_row": 0})
+    guard.forgive()
     assert judged(guard, 1.0) == [0.0]
+    assert guard.reading().skipped == 7
+
+
+def test_mostly_bad_steps_are_given_up_though_never_many_in_a_row():
+    guard = Guard(CPU, patience=10, scaled=False)
+    for count in range(200):
+        judged(guard, *[math.nan] * 3, 1.0)
+        if guard.reading().given_up:
+            break
+    # With w = 100 the weighted share of three quarters bad passes one half after 110 steps.
+    assert 100 <= 4 * (count + 1) <= 120
+    assert judged(guard, 1.0) == [1.0]
+    guard.forgive()
+    for _ in range(100):
+        judged(guard, math.nan, 1.0, 1.0)
+    assert not guard.reading().given_up
 
 
 def test_loss_scale_halves_at_a_bad_step_and_never_below_one():

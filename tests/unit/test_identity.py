@@ -97,6 +97,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_may_change_on_resume_is_told(config, name):
+    config = replace(config, train=replace(config.train, ema_widths=(0.1,)))
     new = replace(config, train=replace(config.train, **{name: CHANGES[name]}))
     old_value = getattr(config.train, name)
     assert check_same_run(config, new) == {f"train.{name}": (old_value, CHANGES[name])}

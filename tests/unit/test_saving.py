@@ -342,3 +342,19 @@ def test_state_on_a_gpu_is_copied_through_pinned_memory(tmp_path):
         expected = held["model"]["w"].cpu()
     assert saver._copies["model", "w"].is_pinned()
     assert not saver._copies["model", "step"].is_pinned()
+
+
+def test_what_a_run_goes_back_to_is_kept_however_many_bad_ones_follow(tmp_path):
+    for step, bad in ((1, 0), (2, 0), (3, 4), (4, 5)):
+        save_checkpoint(tmp_path, step, {}, {"guard": {"in_a_row": bad}}, {})
+    retain(tmp_path, 4, Retention(last=1))
+    assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path)] == [2, 4]
+
+
+def test_best_are_those_measured_as_the_newest_was(tmp_path):
+    measured = ((1, 2.0, 10), (2, 1.0, 10), (3, 7.0, 50), (4, 8.0, 50))
+    for step, value, steps in measured:
+        save_checkpoint(tmp_path, step, {}, {"metrics": {"bits_per_dim": value, "num_steps": steps}}, {})
+    save_checkpoint(tmp_path, 5, {}, {}, {})
+    retain(tmp_path, 5, Retention(last=1, best=1))
+    assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path)] == [3, 5]

@@ -3,7 +3,16 @@ import math
 import pytest
 
 from iddpm.runtime.errors import ConfigError
-from iddpm.training.settings import ConstantRate, CosineRate, InverseRootRate, TrainConfig, learning_rate
+from iddpm.training.settings import (
+    Adam,
+    AdamW,
+    ConstantRate,
+    CosineRate,
+    FaultPolicy,
+    InverseRootRate,
+    TrainConfig,
+    learning_rate,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,5 +70,29 @@ def test_inverse_root_halves_the_rate_after_four_warm_ups():
     assert learning_rate(train, 99) == pytest.approx(1e-3)
     assert learning_rate(train, 399) == pytest.approx(5e-4)
     assert learning_rate(train, 9_999) == pytest.approx(1e-4)
-    with pytest.raises(ConfigError, match=r"warmup-steps is 0; allowed: 1 or more"):
+    with pytest.raises(ConfigError, match=r"warmup_steps is 0; allowed: 1 or more"):
         InverseRootRate(warmup_steps=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Adam(beta1=1.0), r"optimizer\.beta1 is 1\.0"),
+        (lambda: AdamW(beta2=-0.1), r"optimizer\.beta2"),
+        (lambda: Adam(eps=0.0), r"optimizer\.eps is 0\.0; allowed: a number above 0"),
+        (lambda: AdamW(weight_decay=-1.0), r"optimizer\.weight_decay"),
+        (lambda: ConstantRate(warmup_steps=-5), r"lr_schedule\.warmup_steps"),
+        (lambda: CosineRate(final=-5.0), r"lr_schedule\.final is -5\.0; allowed: 0 to 1"),
+        (lambda: FaultPolicy(patience=0), r"faults\.patience"),
+        (lambda: FaultPolicy(lr_factor=0.0), r"faults\.lr_factor"),
+        (lambda: TrainConfig(steps=1, ema_widths=(0.3,)), r"ema_widths .* at most 0\.28"),
+        (lambda: TrainConfig(steps=1, ema=(0.99999991, 0.99999992)), r"ema .*different in six digits"),
+        (lambda: TrainConfig(steps=1, snapshot_every=5), r"snapshot_every .*unless ema_widths"),
+        (lambda: TrainConfig(steps=1, keep_best=1), r"keep_best .*multiple of evaluate_every"),
+        (lambda: TrainConfig(steps=1, keep_best=1, evaluate_every=3, checkpoint_every=10), r"keep_best"),
+        (lambda: TrainConfig(steps=1, batch_size=1, gradient_noise_scale=True), r"gradient_noise_scale"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_meant_are_refused(make, named):
+    with pytest.raises(ConfigError, match=named):
+        make()

@@ -34,7 +34,7 @@ def test_deadline_asks_from_its_moment_on(monkeypatch):
         assert stop.asked() == "the time limit"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_first_signal_asks_and_handlers_are_put_back(number):
     before = signal.getsignal(number)
     with StopRequest() as stop:
@@ -44,9 +44,38 @@ def test_first_signal_asks_and_handlers_are_put_back(number):
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_second_ctrl_c_interrupts_whatever_the_first_signal_was(first):
+def test_second_ctrl_c_interrupts_whatever_came_before(first):
     with StopRequest() as stop:
         signal.raise_signal(first)
+        if first != signal.SIGINT:
+            signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert stop.asked() == first.name
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_what_schedulers_send_may_come_twice(number):
+    with StopRequest() as stop:
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        assert stop.asked() == number.name
+
+
+def test_one_ctrl_c_after_another_reason_only_asks(tmp_path):
+    (tmp_path / "stop").touch()
+    with StopRequest(tmp_path / "stop") as stop:
+        assert stop.asked() == str(tmp_path / "stop")
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked() == str(tmp_path / "stop")
+
+
+def test_signal_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.asked() is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -129,17 +129,26 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
             f"{checkpoint.path} is of step {manifest.get('step')}, not of step {checkpoint.step} as its name says",
             "give it back its name",
         )
-    for name, entry in manifest["files"].items():
-        file = checkpoint.path / name
-        size = file.stat().st_size if file.is_file() else None
-        if size != entry["bytes"]:
-            found = "missing" if size is None else f"{size:,} bytes"
-            raise RunError(
-                f"{file} is damaged: {found}, {entry['bytes']:,} bytes were written",
-                "remove that checkpoint folder",
-            )
-        if sha256_of(file) != entry["sha256"]:
-            raise RunError(f"{file} is damaged: its content is not what was written", "remove that checkpoint folder")
+    try:
+        entries = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    except (KeyError, TypeError, AttributeError):
+        raise RunError(f"{checkpoint.path / _MANIFEST} is damaged", "remove that checkpoint folder") from None
+    for name, (size, digest) in entries.items():
+        _check_file(checkpoint.path / name, size, digest)
+
+
+def _check_file(file: Path, size: int, digest: str) -> None:
+    try:
+        found = file.stat().st_size if file.is_file() else None
+        damage = None
+        if found != size:
+            damage = f"{'missing' if found is None else f'{found:,} bytes'}, {size:,} bytes were written"
+        elif sha256_of(file) != digest:
+            damage = "its content is not what was written"
+    except OSError as error:  # a disk that cannot read it
+        damage = error.strerror or str(error)
+    if damage is not None:
+        raise RunError(f"{file} is damaged: {damage}", "remove that checkpoint folder")
 
 
 def load_tensors(checkpoint: Checkpoint, group: str) -> dict[str, Tensor]:

@@ -139,6 +139,8 @@ def locked(path: Path) -> Iterator[None]:
         for folder in ("checkpoints", "averages"):
             for left in (Path(path) / folder).glob(".*"):
                 shutil.rmtree(left, ignore_errors=True)
+        for left in Path(path).glob(".*.json.*"):
+            left.unlink(missing_ok=True)
         yield
 
 

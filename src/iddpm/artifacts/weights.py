@@ -17,11 +17,12 @@ from iddpm.artifacts.run_dir import newest_whole, open_run_dir
 from iddpm.artifacts.tensors import bare_names
 from iddpm.runtime.errors import RunError
 
-__all__ = ["Weights", "read_weights"]
+__all__ = ["WEIGHT_PLACES", "Weights", "read_weights"]
 
 _TORCH = (".pt", ".pth", ".bin", ".ckpt")
 _CODE = re.compile(r"(?:GLOBAL|reduce for unrecognized function) (\S+)")
-_KINDS = f"a run directory, a checkpoint folder, a .safetensors file, or a torch file ({', '.join(_TORCH)})"
+WEIGHT_PLACES = f"a run directory, a checkpoint folder, a .safetensors file, or a torch file ({', '.join(_TORCH)})"
+"""Where weights are looked for, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ def read_weights(path: Path, weights: str = "ema") -> Weights:
     """
     path = Path(path)
     if not path.exists():
-        raise RunError(f"{path} does not exist", f"give {_KINDS}")
+        raise RunError(f"{path} does not exist", f"give {WEIGHT_PLACES}")
     if path.is_dir():
         checkpoint = _checkpoint_of(path)
         return _from_safetensors(_group_file(checkpoint, weights))
@@ -61,7 +62,7 @@ def read_weights(path: Path, weights: str = "ema") -> Weights:
         return _from_safetensors(path)
     if path.suffix in _TORCH:
         return _from_torch(path, weights)
-    raise RunError(f"{path} is no file of weights that is known by its name", f"give {_KINDS}")
+    raise RunError(f"{path} is no file of weights that is known by its name", f"give {WEIGHT_PLACES}")
 
 
 def _checkpoint_of(path: Path) -> Checkpoint:
@@ -72,7 +73,7 @@ def _checkpoint_of(path: Path) -> Checkpoint:
         check_checkpoint(checkpoint)
         return checkpoint
     if not list_checkpoints(path):
-        raise RunError(f"{path} holds no weights", f"give {_KINDS}")
+        raise RunError(f"{path} holds no weights", f"give {WEIGHT_PLACES}")
     newest, complaints = newest_whole(path)
     if newest is None:
         raise RunError(f"no checkpoint in {path} is whole: {complaints[0]}", "restore one from a copy")

@@ -7,9 +7,10 @@ from iddpm.runtime.machine import describe_device
 from iddpm.runtime.precision import resolve_precision
 from iddpm.runtime.telling import Listener
 from iddpm.runtime.world import World
+from iddpm.training.hooks import Hook
 from iddpm.training.pace import Pace, duration
 from iddpm.training.state import TrainState
-from iddpm.training.trainer import Hook, Outcome
+from iddpm.training.trainer import Outcome
 
 __all__ = ["announce", "estimate_hook", "tell_end"]
 

@@ -1,24 +1,27 @@
 """The way into a run directory: a new run, or one to go on with; what it starts from, and where it stands."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from iddpm.artifacts.checkpoint import list_checkpoints
 from iddpm.artifacts.run_dir import RunDir, open_run_dir, start_run_dir
+from iddpm.artifacts.weights import WEIGHT_PLACES
 from iddpm.data.opening import NAMES
 from iddpm.data.store import Store
 from iddpm.experiment.config import RunConfig
 from iddpm.experiment.identity import check_same_run, config_from_json, config_to_json
 from iddpm.experiment.recipes import RECIPES
 from iddpm.runtime.errors import ConfigError, DataError, OutputError, RunError
-from iddpm.runtime.files import check_writable
+from iddpm.runtime.files import check_writable, remove_folder
 from iddpm.runtime.machine import provenance
 from iddpm.runtime.telling import Listener
 from iddpm.runtime.world import World
 from iddpm.training.state import TrainState, load_checkpoint
 
-__all__ = ["Entered", "check_source", "config_for_store", "enter", "free_place", "resume"]
+__all__ = ["Entered", "check_init", "check_source", "config_for_store", "enter", "free_place", "resume"]
 
 
 def check_source(config: RunConfig) -> None:
@@ -56,8 +59,8 @@ def free_place(out: Path) -> Path:
     """
     out = Path(out).resolve()
     check_writable(out)
-    ours = ("provenance.json", ".lock")  # what a start that was cut short leaves
-    if not (out / "config.json").is_file() and any(path.name not in ours for path in out.iterdir()):
+    foreign = [path for path in out.iterdir() if path.name != "provenance.json" and not path.name.startswith(".")]
+    if foreign and not (out / "config.json").is_file():  # else it is what a start that was cut short leaves
         raise OutputError(f"{out} is not empty and holds no run", "give an empty or a new folder with --out")
     return out
 
@@ -106,6 +109,32 @@ def enter(out: Path, config: RunConfig, store: Store, world: World, prepare_seco
     return Entered(RunDir(out), config, {}, facts)
 
 
+def check_init(config: RunConfig) -> None:
+    """A path that is not there is refused before any data is prepared.
+
+    Raises:
+        RunError: It is not there.
+    """
+    if config.init is not None and not Path(config.init).exists():
+        raise RunError(f"--init {config.init} does not exist", f"give {WEIGHT_PLACES}")
+
+
+def _take_up(state: TrainState, events: Sequence[Mapping[str, Any]]) -> None:
+    """What happened after the checkpoint that was resumed from, as far as the journal knows: it is not to be forgotten.
+
+    That is what a kill has taken, which was spent all the same; and going back, which would else be done again, without end
+    where every start is killed or fails.
+    """
+    since: list[Mapping[str, Any]] = []
+    for event in events:
+        since = [] if event["event"] == "checkpoint" else [*since, event] if event["event"] == "rollback" else since
+        if "spent" in event and event["spent"]["seconds"] > state.spent.seconds:
+            state.spent.load(event["spent"])
+    if since and since[-1]["to_step"] == state.step:
+        state.rollbacks, state.lr_factor, state.back_at = since[-1]["rollbacks"], since[-1]["lr_factor"], state.step
+        state.guard.load_state_dict(since[-1]["guard"])
+
+
 def resume(run: RunDir, state: TrainState, listener: Listener) -> int | None:
     """Put the newest whole checkpoint into the state; None where the run has none yet.
 
@@ -129,5 +158,9 @@ def resume(run: RunDir, state: TrainState, listener: Listener) -> int | None:
     for complaint in complaints:
         listener.say(f"warning: {complaint}; using the checkpoint of step {checkpoint.step}")
     load_checkpoint(state, checkpoint)
+    _take_up(state, run.events())
+    for snapshot in list_checkpoints(run.averages):
+        if snapshot.step > state.step and snapshot.is_named_by_us:  # this way may become another one
+            remove_folder(snapshot.path)
     listener.say(f"resumed step {state.step} from {checkpoint.path}")
     return state.step

@@ -7,13 +7,13 @@ from iddpm.cost.memory import fitting_micro_batch, free_bytes
 from iddpm.data.loader import Batches
 from iddpm.experiment.config import RunConfig
 from iddpm.runtime.machine import describe_device
-from iddpm.runtime.precision import arithmetic
+from iddpm.runtime.precision import arithmetic, resolve_precision
 from iddpm.runtime.seeds import Draws
 from iddpm.runtime.telling import Listener
 from iddpm.runtime.world import World
 from iddpm.training.state import TrainState, state_tensors
 
-__all__ = ["micro_batch"]
+__all__ = ["fits", "micro_batch"]
 
 
 def micro_batch(
@@ -28,7 +28,7 @@ def micro_batch(
     asked = config.train.micro_batch_size
     if asked != "auto":
         return asked, False
-    known = _found_before(run, describe_device(world.device))
+    known = _found_before(run, fits(config, world))
     if known is not None:
         return known, False
     listener.say("finding out how many images fit into memory at a time ...")
@@ -37,7 +37,7 @@ def micro_batch(
         config.train.batch_size,
         free_bytes(world.device),
         world.device,
-        reserve_bytes=_still_to_come(state, world.device),
+        reserve_bytes=_still_to_come(config, state, world.device),
     )
     listener.say(
         f"micro-batch: {fit.micro_batch} of {config.train.batch_size} images; a pass needs about "
@@ -46,15 +46,16 @@ def micro_batch(
     return fit.micro_batch, True
 
 
-def _found_before(run: RunDir, device: str) -> int | None:
-    """What the run came to last on such a device: the same again resumes to the very bits."""
-    known, here = None, False
-    for event in run.events():
-        if event["event"] in ("start", "resume"):
-            here = event["device"] == device
-        elif event["event"] == "micro_batch" and here:
-            known = event["micro_batch_size"]
-    return known
+def fits(config: RunConfig, world: World) -> str:
+    """What decides how many images fit, but for what else is in memory."""
+    precision = resolve_precision(config.train.precision, world.device)
+    return f"{describe_device(world.device)}, {precision}, {config.train.activation_checkpointing}"
+
+
+def _found_before(run: RunDir, conditions: str) -> int | None:
+    """What the run came to last under these conditions: the same again resumes to the very bits."""
+    found = [e for e in run.events() if e["event"] == "micro_batch" and e.get("fits") == conditions]
+    return found[-1]["micro_batch_size"] if found else None
 
 
 def _pass(config: RunConfig, state: TrainState, batches: Batches, world: World, count: int) -> None:
@@ -68,11 +69,17 @@ def _pass(config: RunConfig, state: TrainState, batches: Batches, world: World, 
         state.optimizer.zero_grad(set_to_none=True)
 
 
-def _still_to_come(state: TrainState, device: torch.device) -> int:
-    """Bytes that training will need beside a pass: the optimizer's moments, and on a CPU the copy that is being saved."""
+def _still_to_come(config: RunConfig, state: TrainState, device: torch.device) -> int:
+    """Bytes that training will need beside a pass.
+
+    They are the optimizer's moments, the gradients of earlier micro-batches, a network for each hook that has one, and on a
+    CPU the copy that is being saved.
+    """
     weights = sum(p.numel() * p.element_size() for p in state.task.module.parameters())
+    hooks = sum(every is not None for every in (config.train.preview_every, config.train.evaluate_every))
     moments = 0 if state.optimizer.state else 2 * weights
+    to_come = moments + (1 + hooks) * weights
     if device.type != "cpu":
-        return moments
+        return to_come
     held = sum(t.numel() * t.element_size() for group in state_tensors(state).values() for t in group.values())
-    return moments + held + moments
+    return to_come + held + moments

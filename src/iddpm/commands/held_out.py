@@ -19,8 +19,8 @@ from iddpm.experiment.config import RunConfig
 from iddpm.experiment.open_run import OpenRun
 from iddpm.runtime.errors import ConfigError
 from iddpm.runtime.telling import SILENT, Listener
+from iddpm.training.hooks import Hook
 from iddpm.training.state import TrainState
-from iddpm.training.trainer import Hook
 
 __all__ = ["check_held_out", "held_out_hook"]
 

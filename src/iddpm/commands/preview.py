@@ -12,8 +12,8 @@ from iddpm.commands.draw import SampleRequest, draw_samples, save_samples
 from iddpm.diffusion.samplers import Ddim
 from iddpm.diffusion.spacing import EvenSteps
 from iddpm.experiment.config import RunConfig
+from iddpm.training.hooks import Hook
 from iddpm.training.state import TrainState
-from iddpm.training.trainer import Hook
 
 __all__ = ["preview_hook"]
 

@@ -11,8 +11,8 @@ from iddpm.artifacts.checkpoint import list_checkpoints
 from iddpm.artifacts.journal import Journal
 from iddpm.artifacts.run_dir import RunDir, locked
 from iddpm.commands.announcing import announce, estimate_hook, tell_end
-from iddpm.commands.entering import Entered, check_source, config_for_store, enter, free_place, resume
-from iddpm.commands.fitting import micro_batch
+from iddpm.commands.entering import Entered, check_init, check_source, config_for_store, enter, free_place, resume
+from iddpm.commands.fitting import fits, micro_batch
 from iddpm.commands.held_out import check_held_out, held_out_hook
 from iddpm.commands.preview import preview_hook
 from iddpm.commands.show import counts_of
@@ -28,8 +28,9 @@ from iddpm.runtime.machine import describe_device
 from iddpm.runtime.precision import resolve_precision
 from iddpm.runtime.telling import SILENT, Listener
 from iddpm.runtime.world import World, open_world
+from iddpm.training.hooks import Hook
 from iddpm.training.state import TrainState, new_state
-from iddpm.training.trainer import Hook, Session
+from iddpm.training.trainer import Session
 from iddpm.training.trainer import train as run_session
 
 __all__ = ["TrainResult", "train"]
@@ -86,6 +87,7 @@ def train(
     world = open_world(device)
     resolve_precision(config.train.precision, world.device)  # one that the device has not is refused at once
     check_source(config)
+    check_init(config)
     build_net(config, torch.device("meta"))  # a network that cannot be is refused before any data is prepared
     out = free_place(out)
     store, seconds = store_for(config.data, listener)
@@ -114,10 +116,15 @@ def _train(
     with run.open_journal() as journal:
         _journal_start(journal, entered, store, world, state.step, resumed_from)
         if found:
-            journal.write("micro_batch", step=state.step, micro_batch_size=micro, reason="found by a trial")
+            journal.write(
+                "micro_batch",
+                step=state.step,
+                micro_batch_size=micro,
+                fits=fits(config, world),
+                reason="found by a trial",
+            )
         if initial is not None:
-            told = asdict(initial)
-            journal.write("init", step=0, source=told.pop("origin"), source_step=told.pop("step"), **told)
+            journal.write("init", **_told(initial))
         session = Session(
             state=state,
             config=train,
@@ -133,6 +140,7 @@ def _train(
             save_first=initial is not None,
             micro_batch_size=micro,
             shrinks=train.micro_batch_size == "auto",
+            fits=fits(config, world),
         )
         outcome = run_session(session, batches)
     tell_end(run, config, outcome, listener)
@@ -164,6 +172,11 @@ def _state(
     state = new_state(build_task(config, net, world.device), config.optimizer, config.train)
     state.spent.flops_per_image = counts_of(config).training_flops_per_image
     return state, initial, resume(run, state, listener)
+
+
+def _told(initial: InitialWeights) -> dict[str, Any]:
+    told = asdict(initial)
+    return {"step": 0, "source": told.pop("origin"), "source_step": told.pop("step"), **told}
 
 
 def _journal_start(

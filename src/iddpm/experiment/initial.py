@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from iddpm.artifacts.weights import Weights, read_weights
 from iddpm.experiment.config import RunConfig
+from iddpm.experiment.identity import config_to_json, differences
 from iddpm.runtime.errors import ConfigError
 
 __all__ = ["InitialWeights", "describe", "load_initial"]
 
 LABEL_TABLE = "label_emb.weight"
 _SHOWN = 6
+_MEANING = ("target", "variance", "schedule", "time_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,7 @@ class InitialWeights:
         not_loaded: Those that keep their own initial values, and why.
         unused: Names of the file that the network has no place for.
         labels: How the label table was carried over; None: there is none, or it does not come from the file.
+        differs: What the network was told or asked for otherwise than here, which training has to unlearn.
     """
 
     origin: str
@@ -36,6 +39,7 @@ class InitialWeights:
     not_loaded: tuple[str, ...]
     unused: tuple[str, ...]
     labels: str | None
+    differs: tuple[str, ...]
 
 
 def load_initial(net: nn.Module, config: RunConfig, source: str) -> InitialWeights:
@@ -73,6 +77,20 @@ def load_initial(net: nn.Module, config: RunConfig, source: str) -> InitialWeigh
         not_loaded=not_loaded,
         unused=tuple(name for name in new if name not in there),
         labels=labels if LABEL_TABLE in fitting else None,
+        differs=_differences(weights.config, config),
+    )
+
+
+def _differences(old: dict[str, Any] | None, config: RunConfig) -> tuple[str, ...]:
+    """Where the file's run is known: differences in what the network's input and output mean."""
+    here, there = config_to_json(config)["diffusion"], (old or {}).get("diffusion")
+    if not isinstance(there, dict):
+        return ()
+    return tuple(
+        f"diffusion.{path}: {a} there, {b} here"
+        for path, a, b in differences(
+            {name: there.get(name) for name in _MEANING}, {name: here[name] for name in _MEANING}
+        )
     )
 
 
@@ -158,6 +176,8 @@ def describe(initial: InitialWeights) -> list[str]:
     lines = [f"initial weights: {initial.loaded} tensors from {initial.origin}{step}"]
     if initial.labels is not None:
         lines.append(initial.labels)
+    if initial.differs:
+        lines.append(f"warning: these weights were trained otherwise: {_listed(initial.differs, _SHOWN)}")
     if initial.not_loaded:
         lines.append(f"not loaded, left as initialised: {_listed(initial.not_loaded, _SHOWN)}")
     if initial.unused:

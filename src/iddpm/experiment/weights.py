@@ -66,6 +66,10 @@ def _width(asked: str) -> float | None:
 def _make(
     run: RunDir, checkpoint: Checkpoint, widths: tuple[float, ...], width: float, listener: Listener
 ) -> dict[str, Tensor]:
+    if checkpoint.step == 0:
+        raise RunError(
+            f"{run.path}: at step 0 there is nothing to average yet", "take --weights model, or a later step"
+        )
     kept = _kept(run, checkpoint, widths, listener)
     fit = fit_width([one.snapshot for one in kept], checkpoint.step, width)
     if fit.residual > GOOD_FIT:

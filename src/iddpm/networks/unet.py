@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from iddpm.networks.blocks import (
-    ActivationCheckpointing,
     Attention,
     AttentionOrder,
     Checkpointed,
@@ -28,6 +27,7 @@ from iddpm.networks.embedding import autocast_type, time_embedding
 from iddpm.networks.layout import default_multipliers, level_widths
 from iddpm.networks.norm import GROUPS, GroupNorm
 from iddpm.runtime.errors import ConfigError
+from iddpm.runtime.memory import ActivationCheckpointing
 
 __all__ = ["UNet", "UNetConfig"]
 

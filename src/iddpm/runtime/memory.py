@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-__all__ = ["ActivationCheckpointing", "is_out_of_memory", "release_unused"]
+__all__ = ["ActivationCheckpointing", "first_line", "is_out_of_memory", "release_unused"]
 
 ActivationCheckpointing = Literal["none", "norms", "blocks"]
 """What a network computes again in the backward pass instead of keeping it."""
@@ -27,8 +27,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, without the pages that torch adds to it."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def release_unused(device: torch.device) -> None:
     """Give back what nobody holds, so that smaller pieces fit where large ones lay."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()

@@ -2,24 +2,26 @@
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from iddpm.artifacts.checkpoint import Checkpoint, list_checkpoints, load_state
+import torch
+
+from iddpm.artifacts.checkpoint import Checkpoint, check_checkpoint, list_checkpoints
 from iddpm.artifacts.journal import Journal
 from iddpm.artifacts.run_dir import RunDir
-from iddpm.runtime.errors import OutputError
-from iddpm.runtime.files import remove_folder, reported, write_bytes
+from iddpm.runtime.errors import OutputError, RunError
+from iddpm.runtime.files import remove_folder
 from iddpm.runtime.telling import Listener
 from iddpm.training.ema import power_name
-from iddpm.training.saving import Retention, Saved, Saver
+from iddpm.training.saving import Retention, Saved, Saver, is_good
 from iddpm.training.settings import TrainConfig
 from iddpm.training.state import TrainState, state_scalars, state_tensors
 
 __all__ = ["Keeper"]
 
 _RETRY_SECONDS = 60.0
-_WRITTEN_ONCE = ("config.json", "provenance.json")
+_LAST_RETRIES = 10
 
 
 class Keeper:
@@ -45,32 +47,35 @@ class Keeper:
         self._saver = Saver(run_config, {run.checkpoints: retention})
         self._powers = tuple(power_name(width) for width in config.ema_widths)
         self._begun_at = saved_at
-        files = {run.path / name for name in _WRITTEN_ONCE}
-        self._written_once = {file: file.read_bytes() for file in files if file.is_file()}
         self._owed, self._retry_at = False, 0.0
-        self._metrics: tuple[int, dict[str, float]] = (-1, {})
+        self._metrics: tuple[int, dict[str, Any]] = (-1, {})
 
-    def measured(self, step: int, metrics: dict[str, float]) -> None:
+    def measured(self, step: int, metrics: dict[str, Any]) -> None:
         """Take note of a measurement of this step's weights; a checkpoint of the step will hold it."""
         self._metrics = (step, metrics)
 
     def is_due(self) -> bool:
         """Whether a checkpoint is to be written after this step."""
-        self._owed = self._owed or self._state.step % self._config.checkpoint_every == 0
-        if not self._owed or time.monotonic() < self._retry_at:
-            return False
-        return self._state.guard.reading().in_a_row == 0
+        falls_due = self._owed or self._state.step % self._config.checkpoint_every == 0
+        return falls_due and time.monotonic() >= self._retry_at and self._state.guard.reading().in_a_row == 0
+
+    def weights_are_finite(self) -> bool:
+        """Whether every weight is a finite number."""
+        weights = [parameter.detach() for parameter in self._state.task.module.parameters()]
+        return bool(torch.stack(torch._foreach_norm(weights)).isfinite().all())
 
     def after_step(self, due: bool) -> None:
         """Tell what has ended since the last step, and begin what is due."""
-        self._tell()
-        every = self._config.snapshot_every or self._config.checkpoint_every
-        snapshot = self._powers if self._state.step % every == 0 else ()
+        self.tell()
+        step, every = self._state.step, self._config.snapshot_every or self._config.checkpoint_every
+        snapshot = self._powers if step % every == 0 else ()
         if due:
             self.begin(snapshot)
-        elif snapshot:
+            return
+        self._owed = self._owed or step % self._config.checkpoint_every == 0
+        if snapshot:
             groups = {name: self._state.ema.state_dict(name) for name in snapshot}
-            self._saver.begin({self._run.averages: snapshot}, self._state.step, groups, {})
+            self._saver.begin({self._run.averages: snapshot}, step, groups, {})
 
     def begin(self, snapshot: Sequence[str] = ()) -> None:
         """Copy the state for a checkpoint of this step, unless there is one; it is written while training goes on.
@@ -83,61 +88,85 @@ class Keeper:
         if self._begun_at == step:
             return
         self._begun_at = step
-        self._make_again()
         measured_at, metrics = self._metrics
         scalars = state_scalars(self._state) | {"metrics": metrics if measured_at == step else {}}
         groups = state_tensors(self._state)
         folders = {self._run.checkpoints: tuple(groups)} | ({self._run.averages: tuple(snapshot)} if snapshot else {})
         self._saver.begin(folders, step, groups, scalars)
 
-    def _make_again(self) -> None:
-        """Write what is written once where somebody has removed it: without it no command takes the folder for a run."""
-        gone = {file: content for file, content in self._written_once.items() if not file.exists()}
-        # Where it cannot be done, neither can the checkpoint that follows, which tells so.
-        with contextlib.suppress(OutputError), reported(self._run.path):
-            for file, content in gone.items():
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_bytes(file, content)
-            if gone:
-                self._listener.say(
-                    f"warning: {self._run.path} has been moved or removed in part; it is made again with what comes from now on"
-                )
+    def finish(self, hurried: Callable[[], object] = lambda: True) -> None:
+        """Have a checkpoint of this step on the disk; where it cannot be written, try for ten minutes.
 
-    def finish(self) -> None:
-        """Have a checkpoint of this step on the disk.
+        Args:
+            hurried: Asked in between; true: do not try again.
 
         Raises:
             OutputError: It cannot be written.
         """
         self.begin()
-        failed = self._tell(wait=True)
+        failed = self.tell(wait=True, then="it is the last")
+        for left in range(_LAST_RETRIES - 1, -1, -1):
+            if failed is None or hurried():
+                break
+            self._listener.say(f"trying again in a minute, {left} more times after that; Ctrl-C leaves")
+            until = time.monotonic() + _RETRY_SECONDS
+            while time.monotonic() < until and not hurried():
+                time.sleep(0.2)
+            self.begin()
+            failed = self.tell(wait=True, then="it is the last")
         if failed is not None:
             raise failed
 
-    def go_back(self) -> Checkpoint | None:
-        """The newest checkpoint that was written after a good step; what is newer is removed. None: there is none."""
-        self._tell(wait=True)
-        target, _ = self._run.newest_checkpoint()
-        while target is not None and load_state(target)["guard"]["in_a_row"]:
-            remove_folder(target.path)
-            target, _ = self._run.newest_checkpoint()
-        if target is not None:
-            for snapshot in list_checkpoints(self._run.averages):
-                if snapshot.step > target.step:  # of the way that is given up
-                    remove_folder(snapshot.path)
-            self._begun_at = target.step
-        self._owed = False
+    def go_back(self, before: int | None) -> Checkpoint | None:
+        """The newest whole checkpoint that was written after a good step; what is newer is removed then.
+
+        Args:
+            before: Only one of a lower step will do.
+
+        Returns:
+            The checkpoint; None: there is none, and nothing was removed.
+        """
+        self.tell(wait=True)
+        target = self._newest_good(before)
+        if target is None:
+            return None
+        for newer in list_checkpoints(self._run.checkpoints) + list_checkpoints(self._run.averages):
+            if newer.step > target.step and newer.is_named_by_us:
+                remove_folder(newer.path)
+        self._begun_at, self._owed = target.step, False
         return target
 
-    def _tell(self, wait: bool = False) -> OutputError | None:
-        """Journal what the saver has ended; the error of the last checkpoint among it."""
+    def _newest_good(self, before: int | None) -> Checkpoint | None:
+        for checkpoint in reversed(list_checkpoints(self._run.checkpoints)):
+            if (before is not None and checkpoint.step >= before) or not is_good(checkpoint):
+                continue
+            try:
+                check_checkpoint(checkpoint)
+            except RunError as error:
+                self._listener.say(f"warning: {error.what}; looking for the one before")
+            else:
+                return checkpoint
+        return None
+
+    def tell(
+        self, wait: bool = False, then: str = "training goes on and tries again in a minute"
+    ) -> OutputError | None:
+        """Journal what the saver has ended; the error of the last checkpoint among it.
+
+        Args:
+            wait: Wait for what is being written.
+            then: What follows where a checkpoint could not be written.
+        """
         failed = None
         for saved in self._saver.wait() if wait else self._saver.finished():
             is_checkpoint = saved.path.parent == self._run.checkpoints
             if saved.error is None:
                 self._tell_saved(saved, "checkpoint" if is_checkpoint else "snapshot")
+            elif is_checkpoint:
+                self._tell_failed(saved, saved.error, then)
             else:
-                self._tell_failed(saved, saved.error, is_checkpoint)
+                self._journal.write("snapshot_failed", step=saved.step, reason=saved.error.what)
+                self._listener.say(f"warning: {saved.error.what}; training goes on without that snapshot")
             failed = saved.error if is_checkpoint else failed
         return failed
 
@@ -153,16 +182,12 @@ class Keeper:
         )
         self._journal.sync()
 
-    def _tell_failed(self, saved: Saved, error: OutputError, is_checkpoint: bool) -> None:
-        kind = "checkpoint_failed" if is_checkpoint else "snapshot_failed"
-        self._journal.write(kind, step=saved.step, reason=error.what)
-        if not is_checkpoint:
-            self._listener.say(f"warning: {error.what}; training goes on without this snapshot of the averages")
-            return
+    def _tell_failed(self, saved: Saved, error: OutputError, then: str) -> None:
+        self._journal.write("checkpoint_failed", step=saved.step, reason=error.what)
         if self._begun_at == saved.step:
             self._begun_at, self._owed, self._retry_at = None, True, time.monotonic() + _RETRY_SECONDS
-        newest = max((checkpoint.step for checkpoint in list_checkpoints(self._run.checkpoints)), default=None)
-        stands = "there is none yet" if newest is None else f"that of step {newest} stands"
-        self._listener.say(
-            f"warning: no checkpoint of step {saved.step}: {error.what}; {stands}; training goes on and tries again in a minute"
-        )
+        stands = "none before it is known to stand"
+        with contextlib.suppress(OSError):  # a place that is gone cannot say
+            steps = [checkpoint.step for checkpoint in list_checkpoints(self._run.checkpoints)]
+            stands = f"that of step {max(steps)} stands" if steps else "there is none yet"
+        self._listener.say(f"warning: no checkpoint of step {saved.step}: {error.what}; {stands}; {then}")

@@ -57,7 +57,7 @@ class Meter:
 
         All are weighted where t was drawn by importance, so that they mean the same in every run. "..._by_quartile" has
         None where no t fell. Without a step that was taken there are no means. "gradient_noise_scale" is there where it is
-        measured; None where its noise hides its signal.
+        measured; None where noise hides it.
         """
         assert self._sums is not None, "there is a step to read"
         assert self._steps is not None, "there is a step to read"
@@ -75,7 +75,7 @@ class Meter:
                 by_quartile = [total / weight if weight else None for total, weight in zip(row, weights, strict=True)]
                 reading[f"{name}_by_quartile"] = by_quartile
         if noise or signal:
-            reading["gradient_noise_scale"] = noise / signal if signal > 0 else None
+            reading["gradient_noise_scale"] = noise / signal if noise > 0 and signal > 0 else None
         return reading
 
 

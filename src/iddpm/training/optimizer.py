@@ -58,6 +58,9 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, module: nn.Module, 
     Raises:
         RunError: The state is of another module.
     """
+    if not tensors:  # saved before the first step
+        optimizer.state.clear()
+        return
     for name, parameter in module.named_parameters():
         entries = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == name}
         moments = [value for entry, value in entries.items() if entry != "step"]

@@ -67,6 +67,7 @@ class Record:
             "step",
             step=state.step,
             elapsed_seconds=round(state.spent.seconds, 3),
+            spent=state.spent.to_json(),
             **reading,
             **({} if scale is None else {"loss_scale": scale}),
             lr=learning_rate(self._config, state.step - 1) * state.lr_factor,

@@ -17,7 +17,7 @@ from iddpm.artifacts.checkpoint import Checkpoint, checkpoint_name, list_checkpo
 from iddpm.runtime.errors import OutputError, RunError
 from iddpm.runtime.files import remove_folder, reported, to_json
 
-__all__ = ["Retention", "Saved", "Saver", "retain"]
+__all__ = ["Retention", "Saved", "Saver", "is_good", "retain"]
 
 Groups = Mapping[str, Mapping[str, Tensor]]
 
@@ -60,7 +60,8 @@ class Saved:
 class Saver:
     """Writes checkpoints in a thread, one at a time; memory for one spare copy of the state is all it takes.
 
-    Groups of one name share the copy's memory, whatever folders they go to. The thread is a daemon: a process that leaves does not wait for it, and what it was writing has a hidden name still.
+    Groups of one name share the copy's memory, whatever folders they go to. The thread is a daemon: a process that leaves
+    does not wait for it, and what it was writing has a hidden name still.
 
     Args:
         config: The run's config, stored in each tensor file.
@@ -167,23 +168,24 @@ class Saver:
 
 
 def _fits(buffer: Tensor | None, tensor: Tensor) -> bool:
-    return buffer is not None and (buffer.shape, buffer.dtype, buffer.is_pinned()) == (
-        tensor.shape,
-        tensor.dtype,
-        tensor.is_cuda,
-    )
+    return buffer is not None and (buffer.shape, buffer.dtype) == (tensor.shape, tensor.dtype)
 
 
 def _buffer(tensor: Tensor) -> Tensor:
     """Memory on the host for a tensor, laid out as it is: then a copy is one straight pass."""
-    # Pinned memory is what a GPU can write to by itself.
-    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+    if tensor.is_cuda:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # of pinned memory, which a GPU can write to by itself, there may be too little
+            return torch.empty_like(tensor, device="cpu", pin_memory=True, requires_grad=False)
+    return torch.empty_like(tensor, device="cpu", requires_grad=False)
 
 
 def _copy(buffers: list[Tensor], tensors: list[Tensor]) -> None:
     # One call for all: the interpreter's lock is let go once, and a GPU is waited for once.
     if buffers:
-        torch._foreach_copy_(buffers, tensors, non_blocking=True)
+        # Only CUDA's copies are waited for below; any other device is to have copied before this returns.
+        torch._foreach_copy_(buffers, tensors, non_blocking=all(tensor.is_cuda for tensor in tensors))
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         torch.cuda.synchronize(device)
 
@@ -196,23 +198,38 @@ def retain(folder: Path, step: int, retention: Retention) -> None:
     ours = [checkpoint for checkpoint in list_checkpoints(folder) if checkpoint.is_named_by_us]
     ours = [checkpoint for checkpoint in ours if checkpoint.step <= step]
     kept = {checkpoint.path for checkpoint in ours[-retention.last :] + _best(ours, retention.best or 0)}
+    good = next((checkpoint for checkpoint in reversed(ours) if is_good(checkpoint)), None)
+    if good is not None:  # what a run goes back to, however many were written in a bad stretch since
+        kept.add(good.path)
     for checkpoint in ours:
-        multiple = retention.every is not None and checkpoint.step % retention.every == 0
+        multiple = retention.every is not None and checkpoint.step > 0 and checkpoint.step % retention.every == 0
         if not multiple and checkpoint.path not in kept:
             with contextlib.suppress(OutputError):  # one too many harms nothing
                 remove_folder(checkpoint.path)
 
 
+def is_good(checkpoint: Checkpoint) -> bool:
+    """Whether the last step before it was one that was not skipped; True where its state does not say."""
+    return not (_state(checkpoint).get("guard") or {}).get("in_a_row")
+
+
 def _best(checkpoints: list[Checkpoint], count: int) -> list[Checkpoint]:
-    """Of those whose metric is known, the `count` of the lowest; of equal ones the newer."""
-    known = [(metric, -c.step, c) for c in checkpoints if count and (metric := _metric(c)) is not None]
-    return [checkpoint for _, _, checkpoint in sorted(known, key=lambda entry: entry[:2])[:count]]
+    """Of those measured as the newest of them was, the `count` of the lowest value; of equal ones the newer."""
+    known = [(metrics, c) for c in checkpoints if count and (metrics := _metrics(c)) is not None]
+    if not known:
+        return []
+    protocol = known[-1][0] | {"bits_per_dim": None}
+    alike = [(m["bits_per_dim"], -c.step, c) for m, c in known if m | {"bits_per_dim": None} == protocol]
+    return [checkpoint for _, _, checkpoint in sorted(alike, key=lambda entry: entry[:2])[:count]]
 
 
-def _metric(checkpoint: Checkpoint) -> float | None:
+def _metrics(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    metrics = _state(checkpoint).get("metrics")
+    return metrics if isinstance(metrics, dict) and isinstance(metrics.get("bits_per_dim"), int | float) else None
+
+
+def _state(checkpoint: Checkpoint) -> dict[str, Any]:
     try:
-        metrics = load_state(checkpoint).get("metrics")
+        return load_state(checkpoint)
     except RunError:
-        return None
-    value = metrics.get("bits_per_dim") if isinstance(metrics, dict) else None
-    return float(value) if isinstance(value, int | float) else None
+        return {}

@@ -23,9 +23,9 @@ __all__ = [
 ]
 
 
-def _require(holds: object, name: str, value: object, allowed: str) -> None:
+def _require(holds: object, name: str, value: object, allowed: str, tree: str = "train") -> None:
     if not holds:
-        raise ConfigError(f"train.{name} is {value}; allowed: {allowed}", f"set --train.{name.replace('_', '-')}")
+        raise ConfigError(f"{tree}.{name} is {value}; allowed: {allowed}", f"set --{tree}.{name.replace('_', '-')}")
 
 
 WIDEST = 0.28
@@ -40,6 +40,9 @@ class Adam:
     beta2: float = 0.999
     eps: float = 1e-8
 
+    def __post_init__(self) -> None:
+        _check_adam(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
@@ -50,8 +53,24 @@ class AdamW:
     eps: float = 1e-8
     weight_decay: float = 0.01
 
+    def __post_init__(self) -> None:
+        _check_adam(self)
+        _require(
+            self.weight_decay >= 0 and math.isfinite(self.weight_decay),
+            "weight_decay",
+            self.weight_decay,
+            "0 or more",
+            tree="optimizer",
+        )
+
 
 Optimizer = Adam | AdamW
+
+
+def _check_adam(spec: Optimizer) -> None:
+    for name in ("beta1", "beta2"):
+        _require(0 <= getattr(spec, name) < 1, name, getattr(spec, name), "0 to below 1", tree="optimizer")
+    _require(spec.eps > 0 and math.isfinite(spec.eps), "eps", spec.eps, "a number above 0", tree="optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +78,9 @@ class ConstantRate:
     """Linear warm-up over `warmup_steps`, then constant."""
 
     warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.warmup_steps >= 0, "lr_schedule.warmup_steps", self.warmup_steps, "0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +90,10 @@ class CosineRate:
     warmup_steps: int = 0
     final: float = 0.0
 
+    def __post_init__(self) -> None:
+        _require(self.warmup_steps >= 0, "lr_schedule.warmup_steps", self.warmup_steps, "0 or more")
+        _require(0 <= self.final <= 1, "lr_schedule.final", self.final, "0 to 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class InverseRootRate:
@@ -76,11 +102,7 @@ class InverseRootRate:
     warmup_steps: int = 10_000
 
     def __post_init__(self) -> None:
-        if self.warmup_steps < 1:
-            raise ConfigError(
-                f"train.lr-schedule.warmup-steps is {self.warmup_steps}; allowed: 1 or more",
-                "set --train.lr-schedule.warmup-steps",
-            )
+        _require(self.warmup_steps >= 1, "lr_schedule.warmup_steps", self.warmup_steps, "1 or more")
 
 
 RateSchedule = ConstantRate | CosineRate | InverseRootRate
@@ -197,6 +219,12 @@ class TrainConfig:
             "ema_widths",
             self.ema_widths,
             f"widths above 0, at most {WIDEST}, different in six digits",
+        )
+        _require(
+            self.snapshot_every is None or self.ema_widths,
+            "snapshot_every",
+            self.snapshot_every,
+            "None, unless ema_widths are given",
         )
         _require(self.lr > 0 and math.isfinite(self.lr), "lr", self.lr, "a number above 0")
         _require(self.grad_clip is None or self.grad_clip > 0, "grad_clip", self.grad_clip, "a number above 0")

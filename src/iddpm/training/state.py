@@ -29,6 +29,7 @@ class TrainState:
         step: Steps done.
         rollbacks: Times the run has gone back to a checkpoint because steps had to be skipped.
         lr_factor: What the learning rate is multiplied by since; 1 until then.
+        back_at: The step it went back to last.
     """
 
     task: Task
@@ -39,6 +40,7 @@ class TrainState:
     step: int = 0
     rollbacks: int = 0
     lr_factor: float = 1.0
+    back_at: int | None = None
 
     def draw_seed(self, seed: int) -> int:
         """The seed of t, noise and dropout: a run that has gone back does not meet the same luck again."""
@@ -73,6 +75,7 @@ def state_scalars(state: TrainState) -> dict[str, Any]:
         "step": state.step,
         "rollbacks": state.rollbacks,
         "lr_factor": state.lr_factor,
+        "back_at": state.back_at,
         "guard": state.guard.state_dict(),
         "spent": state.spent.to_json(),
     }
@@ -85,7 +88,7 @@ def load_checkpoint(state: TrainState, checkpoint: Checkpoint) -> None:
         RunError: The checkpoint is of another network, or was written by a version that kept less.
     """
     scalars = load_state(checkpoint)
-    missing = {"step", "rollbacks", "lr_factor", "guard", "spent"} - scalars.keys()
+    missing = {"step", "rollbacks", "lr_factor", "back_at", "guard", "spent"} - scalars.keys()
     if missing:
         raise RunError(
             f"{checkpoint.path}: its state lacks {', '.join(sorted(missing))}", "go on with the version that wrote it"
@@ -100,5 +103,6 @@ def load_checkpoint(state: TrainState, checkpoint: Checkpoint) -> None:
     load_optimizer_tensors(state.optimizer, state.task.module, load_tensors(checkpoint, "optimizer"))
     state.task.load_state_dict(load_tensors(checkpoint, "task"))
     state.step, state.rollbacks, state.lr_factor = scalars["step"], scalars["rollbacks"], scalars["lr_factor"]
+    state.back_at = scalars["back_at"]
     state.guard.load_state_dict(scalars["guard"])
     state.spent.load(scalars["spent"])

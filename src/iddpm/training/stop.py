@@ -9,11 +9,15 @@ from types import FrameType, TracebackType
 
 __all__ = ["StopRequest"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Ctrl-C; what clusters send before they kill, and what they can be told to send; a terminal that is closed.
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
 
 
 class StopRequest:
-    """While open, the first SIGINT or SIGTERM only asks to stop; the second leaves at once.
+    """While open, SIGINT, SIGTERM, SIGUSR1 and SIGHUP only ask to stop; a second SIGINT leaves at once.
+
+    Other signals may come as often as they like: schedulers and wrappers send them twice. One that is ignored, as SIGHUP is
+    under nohup, stays so.
 
     Args:
         file: Asks to stop as soon as it is there; it is removed then, so that the next start goes on.
@@ -22,11 +26,14 @@ class StopRequest:
 
     def __init__(self, file: Path | None = None, deadline: float | None = None) -> None:
         self._file, self._deadline = file, deadline
-        self._signal: str | None = None
+        self._asked: str | None = None
+        self._interrupts = 0
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> "StopRequest":
         for number in _SIGNALS:
+            if signal.getsignal(number) is signal.SIG_IGN:
+                continue
             try:
                 self._before[number] = signal.signal(number, self._on_signal)
             except ValueError:
@@ -40,23 +47,21 @@ class StopRequest:
 
     def asked(self) -> str | None:
         """What asks to stop: a signal's name, "the time limit", the file's path; or None."""
-        if self._signal is None and self._deadline is not None and time.monotonic() >= self._deadline:
-            return "the time limit"
-        if self._signal is None and self._file is not None and os.path.exists(self._file):
+        if self._asked is None and self._deadline is not None and time.monotonic() >= self._deadline:
+            self._asked = "the time limit"
+        if self._asked is None and self._file is not None and os.path.exists(self._file):
             with contextlib.suppress(OSError):  # on a disk that has turned read-only it stays
                 self._file.unlink()
-            self._signal = str(self._file)
-        return self._signal
+            self._asked = str(self._file)
+        return self._asked
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # The handler stays in place: taking it away while another signal is on its way makes Python raise an OSError.
-        if self._signal is None:
-            self._signal = signal.Signals(number).name
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt
-        else:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+        self._asked = self._asked or signal.Signals(number).name
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                raise KeyboardInterrupt
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

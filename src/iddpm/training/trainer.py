@@ -4,16 +4,17 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn
 
 from iddpm.artifacts.journal import Journal
 from iddpm.artifacts.run_dir import RunDir
 from iddpm.data.loader import Batch, Batches, Prefetch
 from iddpm.runtime.errors import DataError, OutputError, TrainingError
-from iddpm.runtime.memory import is_out_of_memory, release_unused
+from iddpm.runtime.memory import first_line, is_out_of_memory, release_unused
 from iddpm.runtime.precision import arithmetic
 from iddpm.runtime.telling import Listener
 from iddpm.runtime.world import World
+from iddpm.training.hooks import FAILED, Hook, call
 from iddpm.training.keeping import Keeper
 from iddpm.training.record import Record
 from iddpm.training.settings import TrainConfig
@@ -21,18 +22,9 @@ from iddpm.training.state import TrainState, load_checkpoint
 from iddpm.training.step import StepResult, train_step
 from iddpm.training.stop import StopRequest
 
-__all__ = ["Hook", "Outcome", "Session", "train"]
+__all__ = ["Outcome", "Session", "train"]
 
 _LOOK_EVERY = 10  # steps between two looks at a GPU's counters, each of which waits for its queue
-
-
-@runtime_checkable
-class Hook(Protocol):
-    """Called after every step; must change nothing in training."""
-
-    def __call__(self, state: TrainState) -> dict[str, Any] | None:
-        """Look at the state; return an event to journal (its fields, "event" among them), or None."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +48,7 @@ class Session:
         save_first: Whether a checkpoint is written before the first step.
         micro_batch_size: Images a forward and backward pass; None: all of a batch.
         shrinks: Whether the micro-batch may be halved where memory runs out.
+        fits: Under what conditions a micro-batch is known to fit, for the journal.
     """
 
     state: TrainState
@@ -72,12 +65,14 @@ class Session:
     save_first: bool = False
     micro_batch_size: int | None = None
     shrinks: bool = False
+    fits: str = ""
 
     def __post_init__(self) -> None:
         self.record = Record(self.state, self.config, self.journal, self.world, self.listener, self.data_cure)
         self.keeper = Keeper(
             self.state, self.run, self.config, self.run_config, self.journal, self.listener, self.saved_at
         )
+        self.stop = StopRequest(self.run.path / "stop", self.deadline)
         self._began, self._steps_done, self._fresh = time.perf_counter(), 0, True
         # A CPU's counters can be read at no cost, a GPU's cannot.
         patience = self.config.faults.patience
@@ -96,12 +91,15 @@ class Session:
         record.add(self._take(batch), 0.0 if self._fresh else batches.wait_seconds)
         self._fresh = False
         self._steps_done += 1
-        if (state.step % self._look_every == 0 or state.step == config.steps) and self._given_up():
-            self._go_back()
+        due = self.keeper.is_due()
+        if (reason := self._gone_bad(due)) is not None:
+            self._go_back(reason)
             return True
+        if self.stop.asked() is not None:  # a hook may take longer than whoever asks will wait
+            record.write()
+            self.keeper.begin()
         self._call_hooks()
         # The journal never lags behind a checkpoint: what a kill takes is done again and told again.
-        due = self.keeper.is_due()
         if due or state.step % config.log_every == 0 or state.step == config.steps:
             record.write()
         with record.clock.phase("checkpoint"):
@@ -118,11 +116,11 @@ class Session:
         while True:
             try:
                 return train_step(self.state, batch, self.config, self.world, self.record.clock, self.micro_batch_size)
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 # Outside this block, so that what the failed pass holds can be freed.
-                reason = str(error).strip().splitlines()[0]
+                reason = first_line(error)
             self._shrink(len(batch), reason)
 
     def _shrink(self, batch_size: int, reason: str) -> None:
@@ -131,34 +129,53 @@ class Session:
         micro = min(self.micro_batch_size or batch_size, batch_size)
         where = f"step {self.state.step + 1}: out of memory on {self.world.device} with {micro} images at a time"
         if not self.shrinks or micro == 1:
-            self.journal.write("failed", step=self.state.step, reason=f"{where} ({reason})")
+            self.keep(f"{where} ({reason})")
             smaller = f"--micro-batch {micro // 2} (or auto), " if micro > 1 else ""
             raise TrainingError(
                 where,
                 f"repeat the command with {smaller}--train.activation-checkpointing blocks or --train.precision bf16: "
-                "training goes on from its last checkpoint, by the same steps",
+                "it goes on from its last checkpoint, if it has one, by the same steps",
             )
         self.micro_batch_size = -(-micro // 2)
         self.listener.say(f"warning: {where}; going on with {self.micro_batch_size}")
         self.journal.write(
-            "micro_batch", step=self.state.step, micro_batch_size=self.micro_batch_size, reason="out of memory"
+            "micro_batch",
+            step=self.state.step,
+            micro_batch_size=self.micro_batch_size,
+            fits=self.fits,
+            reason="out of memory",
         )
 
     def _call_hooks(self) -> None:
         for hook in self.hooks:
             before = time.perf_counter()
-            event = hook(self.state)
+            event = call(hook, self.state)
             if event is None:
                 continue
-            self.record.clock.add(event["event"], time.perf_counter() - before)
             self.journal.write(**event)
+            if event["event"] == FAILED:
+                release_unused(self.world.device)
+                self.listener.say(f"warning: step {event['step']}: {event['reason']}; training goes on without it")
+                continue
+            self.record.clock.add(event["event"], time.perf_counter() - before)
             if event.get("bits_per_dim") is not None:
-                self.keeper.measured(event["step"], {"bits_per_dim": event["bits_per_dim"]})
+                told = ("bits_per_dim", "num_images", "num_steps", "weights")
+                self.keeper.measured(event["step"], {name: event.get(name) for name in told})
 
-    def _given_up(self) -> bool:
-        return self.state.guard.reading().in_a_row >= self.config.faults.patience
+    def _gone_bad(self, due: bool) -> str | None:
+        """Why the run cannot go on from here, if anybody looks at this step."""
+        last = self.state.step == self.config.steps
+        if due or last or self.state.step % self._look_every == 0:
+            reading = self.state.guard.reading()
+            if reading.in_a_row >= self.config.faults.patience:
+                return f"{reading.in_a_row} steps in a row without a finite loss and gradient"
+            if reading.given_up:
+                return "most of the last steps without a finite loss and gradient"
+        if (due or last) and not self.keeper.weights_are_finite():
+            return "weights are no longer finite"
+        return None
 
-    def _go_back(self) -> None:
+    def _go_back(self, reason: str) -> None:
         """Put the last good checkpoint in place of the state, with other draws and a lower learning rate.
 
         Raises:
@@ -166,52 +183,65 @@ class Session:
         """
         state, faults = self.state, self.config.faults
         self.record.write()
-        step, spent, guard = state.step, replace(state.spent), state.guard.state_dict()
+        step, spent, guard = state.step, replace(state.spent), state.guard.reading()
         rollbacks, lr_factor = state.rollbacks + 1, state.lr_factor * faults.lr_factor
-        reason = f"{guard['in_a_row']} steps in a row without a finite loss and gradient"
-        target = self.keeper.go_back() if state.rollbacks < faults.rollbacks else None
+        if state.rollbacks >= faults.rollbacks:
+            self._fail(reason, _how_often(state.rollbacks))
+        # Where not one good step came after going back, what it went back to is at fault.
+        fruitless = state.back_at is not None and guard.in_a_row >= step - state.back_at
+        target = self.keeper.go_back(state.back_at if fruitless else None)
         if target is None:
-            self._fail(reason)
+            self._fail(reason, "there is nothing to go back to")
+        state.guard.forgive()
+        judged = state.guard.state_dict()
         load_checkpoint(state, target)
-        state.spent, state.rollbacks, state.lr_factor = spent, rollbacks, lr_factor
-        state.guard.load_state_dict(guard | {"in_a_row": 0})
+        state.guard.load_state_dict(judged)
+        state.spent, state.rollbacks, state.lr_factor, state.back_at = spent, rollbacks, lr_factor, state.step
         self.record.restart()
         self._fresh = True
         self.journal.write(
-            "rollback", step=step, to_step=state.step, rollbacks=rollbacks, lr_factor=lr_factor, reason=reason
+            "rollback",
+            step=step,
+            to_step=state.step,
+            rollbacks=rollbacks,
+            lr_factor=lr_factor,
+            reason=reason,
+            guard=judged,
         )
+        self.journal.sync()
         self.listener.say(
             f"warning: step {step}: {reason}; going back to step {state.step} (rollback {rollbacks} of {faults.rollbacks}) "
             f"with other draws and {lr_factor:g} times the learning rate"
         )
 
-    def _fail(self, reason: str) -> NoReturn:
-        state, faults = self.state, self.config.faults
-        often = "once" if state.rollbacks == 1 else f"{state.rollbacks} times"
-        why = f"it has gone back {often} already" if state.rollbacks else "there is nothing to go back to"
-        if not faults.rollbacks:
-            why = "train.faults.rollbacks is 0"
-        self.journal.write("failed", step=state.step, reason=f"{reason}; {why}")
+    def _fail(self, reason: str, why: str) -> NoReturn:
+        self.keeper.tell(wait=True)
+        self.journal.write("failed", step=self.state.step, reason=f"{reason}; {why}")
         newest, _ = self.run.newest_checkpoint()
-        stands = "no checkpoint was written" if newest is None else f"{newest.path} stands and is finite"
+        stands = "no checkpoint was written" if newest is None else f"{newest.path} stands"
         raise TrainingError(
-            f"step {state.step}: {reason}, and {why}; {stands}",
+            f"step {self.state.step}: {reason}, and {why}; {stands}",
             "take a lower --train.lr, a --train.grad-clip or --train.precision float32, in a new run"
             + ("" if newest is None else f" or from there (--init {newest.path})"),
         )
 
-    def keep(self) -> None:
-        """Save before leaving with an error, if it can be done."""
-        self.record.count_time()
-        with contextlib.suppress(OutputError):
-            self.keeper.finish()
+    def keep(self, reason: str) -> None:
+        """Save before leaving with an error, if there is something to save and it can be done."""
+        self.record.write()
+        self.journal.write("failed", step=self.state.step, reason=reason)
+        if self._steps_done:
+            with contextlib.suppress(OutputError):
+                self.keeper.finish()
 
     def end(self, stopped_by: str | None) -> Outcome:
         """Save, journal the end, and say how it went."""
+        if not self.keeper.weights_are_finite():
+            self._go_back("weights are no longer finite")
         self.record.write()
         self.record.count_time()
         with self.record.clock.phase("checkpoint"):
-            self.keeper.finish()
+            # Who has asked to stop may not wait; after the last step there is time.
+            self.keeper.finish(self.stop.asked)
         self.record.count_time()
         seconds, spent = time.perf_counter() - self._began, self.state.spent.to_json()
         finished = self.state.step >= self.config.steps
@@ -234,6 +264,12 @@ class Session:
         )
 
 
+def _how_often(rollbacks: int) -> str:
+    if rollbacks == 0:
+        return "train.faults.rollbacks is 0"
+    return "it has gone back once already" if rollbacks == 1 else f"it has gone back {rollbacks} times already"
+
+
 def train(session: Session, batches: Batches) -> Outcome:
     """Train to the last step, or until a signal, the deadline or a file RUN/stop asks to stop; a checkpoint is left.
 
@@ -242,14 +278,11 @@ def train(session: Session, batches: Batches) -> Outcome:
         DataError: Pictures cannot be read any more; a checkpoint is left.
         OutputError: The last checkpoint cannot be written.
     """
-    state, config = session.state, session.config
+    state, config, stop = session.state, session.config, session.stop
     session.listener.progress("training", state.step, config.steps, "")
     if session.save_first:
         session.keeper.begin()
-    with (
-        StopRequest(session.run.path / "stop", session.deadline) as stop,
-        arithmetic(config.precision, session.world.device),
-    ):
+    with stop, arithmetic(config.precision, session.world.device):
         try:
             while True:
                 with Prefetch(batches, state.step, config.steps) as stream:
@@ -258,6 +291,6 @@ def train(session: Session, batches: Batches) -> Outcome:
                         went_back = session.step(stream)
                 if not went_back:
                     return session.end(asked)
-        except DataError:
-            session.keep()
+        except DataError as error:
+            session.keep(error.what)
             raise
