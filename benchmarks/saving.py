@@ -51,7 +51,7 @@ def main() -> None:
     bare = replace(config, train=train)
     # One checkpoint falls into these steps, in the middle.
     kept = replace(config, train=replace(train, ema=BANK, log_every=LOG_EVERY, checkpoint_every=steps * 5 // 8))
-    load = {"before": os.getloadavg()}
+    load = os.getloadavg()
     with tempfile.TemporaryDirectory() as folder:
         arms = {name: _Arm(one, Path(folder) / name) for name, one in (("bare", bare), ("kept", kept))}
         for arm in arms.values():
@@ -61,7 +61,8 @@ def main() -> None:
             for name in ("bare", "kept") if number % 2 == 0 else ("kept", "bare"):
                 arms[name].run(BLOCK)
             arms["kept"].time_averages()
-        record = _record(arms, steps) | {"load_average": load | {"after": os.getloadavg()}}
+        record = _record(arms, steps)
+        record["load_average"] = {"before": load, "after": os.getloadavg()}
         for arm in arms.values():
             arm.close()
     path = RECORDS / f"saving-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}.json"

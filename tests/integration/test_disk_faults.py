@@ -41,8 +41,8 @@ def config(small_digits):
     return tiny_config(small_digits, train_steps=8, checkpoint_every=2, keep_checkpoints=9)
 
 
-@pytest.fixture
-def impatient(monkeypatch):
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
     """A save that failed is tried again at once."""
     monkeypatch.setattr("iddpm.training.keeping._RETRY_SECONDS", 0.0)
 
@@ -74,7 +74,8 @@ def test_res_06_disk_that_stays_full_ends_in_one_line_and_the_same_command_goes_
         assert told.progressed[-1] == ("training", 8, 8)
         checkpoints = [line for line in told.warnings if "no checkpoint of step 4" in line]
         assert len(checkpoints) == 1
-        assert "that of step 2 stands" in checkpoints[0]
+        assert "that of step 2 stands; training goes on" in checkpoints[0]
+        assert "trying again in a minute, 0 more times after that" in told.text
         assert sum("journal" in line for line in told.warnings) <= 1
         (disk / "filler").unlink()
         assert train(config, disk / "run").resumed_from == 2
@@ -93,7 +94,6 @@ def test_res_06_full_disk_is_two_lines_and_status_2_for_people(config, tmp_path,
         assert "No space left on device" in last[0]
 
 
-@pytest.mark.usefixtures("impatient")
 def test_space_that_comes_free_is_used_and_the_run_ends_well(config, tmp_path):
     with small_disk(tmp_path / "disk", "64m") as disk:
         told = At(step3=lambda: fill(disk), step6=(disk / "filler").unlink)
@@ -107,7 +107,6 @@ def test_space_that_comes_free_is_used_and_the_run_ends_well(config, tmp_path):
         assert same(tensors_of(disk / "run"), tensors_of(tmp_path / "undisturbed"))
 
 
-@pytest.mark.usefixtures("impatient")
 def test_res_06_folder_that_is_read_only_for_a_while_costs_warnings(config, tmp_path):
     checkpoints = tmp_path / "run" / "checkpoints"
 

@@ -283,7 +283,7 @@ def test_stop_in_a_bad_stretch_leaves_the_only_checkpoint_and_says_so(config, tm
     config = with_train(config, steps=40, faults=FaultPolicy(patience=3))
     assert train(config, tmp_path / "run", listener=Interrupting(5)).step == 5
     for _ in range(2):
-        with pytest.raises(TrainingError, match="nothing to go back to; .*000000005 stands"):
+        with pytest.raises(TrainingError, match=r"nothing to go back to; .*000000005 stands"):
             train(config, tmp_path / "run")
         assert checkpoint_steps(tmp_path / "run") == [5]
 

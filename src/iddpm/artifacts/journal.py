@@ -114,10 +114,10 @@ class Journal:
                 self._begun_bytes = 0
 
     def _find_file(self) -> None:
-        """Make the file anew where somebody has removed it: writing on would succeed, and nobody could read it."""
+        """Make the file anew where it is gone or moved: writing on would succeed, and nobody would find it."""
         try:
-            there = os.fstat(self._file).st_nlink > 0
-        except OSError:  # a network place that has forgotten the handle
+            there = os.path.samestat(os.fstat(self._file), os.stat(self.path))
+        except OSError:  # also of a network place that has forgotten the handle
             there = False
         if not there:
             file = _opened(self.path)

@@ -12,7 +12,7 @@ RUN/forecast.json  RUN/report/index.html
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ from typing import Any
 from iddpm.artifacts.checkpoint import Checkpoint, check_checkpoint, list_checkpoints
 from iddpm.artifacts.journal import Journal, read_journal
 from iddpm.runtime.errors import OutputError, RunError
-from iddpm.runtime.files import check_writable, held, write_json
+from iddpm.runtime.files import check_writable, held, write_bytes, write_json
 
 __all__ = ["RunDir", "locked", "newest_whole", "open_run_dir", "start_run_dir"]
+
+_WRITTEN_ONCE = ("provenance.json", "config.json")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,27 @@ class RunDir:
     def provenance(self) -> dict[str, Any]:
         """Where, when and with what the run was started."""
         return _read(self.path / "provenance.json")
+
+    def written_once(self) -> dict[str, bytes]:
+        """The files that are written once, at the start, by name.
+
+        Raises:
+            RunError: One of them cannot be read.
+        """
+        return {name: _content(self.path / name) for name in _WRITTEN_ONCE}
+
+    def restore(self, files: Mapping[str, bytes]) -> bool:
+        """Write those of `written_once` that are gone; whether there were any.
+
+        Raises:
+            OutputError: The place cannot be written.
+        """
+        gone = [name for name in files if not (self.path / name).exists()]
+        if gone:
+            check_writable(self.path)
+        for name in gone:
+            write_bytes(self.path / name, files[name])
+        return bool(gone)
 
     @property
     def checkpoints(self) -> Path:
@@ -176,6 +199,17 @@ def start_run_dir(path: Path, config: dict[str, Any], provenance: dict[str, Any]
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} cannot be read: {error}", "restore it from a copy, or start a new run") from error
+        return json.loads(_content(file))
+    except ValueError as error:
+        raise _unreadable(file, error) from error
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> RunError:
+    return RunError(f"{file} cannot be read: {error}", "restore it from a copy, or start a new run")

@@ -46,6 +46,7 @@ class Keeper:
         retention = Retention(last=config.keep_checkpoints, every=config.keep_every, best=config.keep_best)
         self._saver = Saver(run_config, {run.checkpoints: retention})
         self._powers = tuple(power_name(width) for width in config.ema_widths)
+        self._written_once = run.written_once()
         self._begun_at = saved_at
         self._owed, self._retry_at = False, 0.0
         self._metrics: tuple[int, dict[str, Any]] = (-1, {})
@@ -88,11 +89,21 @@ class Keeper:
         if self._begun_at == step:
             return
         self._begun_at = step
+        self._restore_run()
         measured_at, metrics = self._metrics
         scalars = state_scalars(self._state) | {"metrics": metrics if measured_at == step else {}}
         groups = state_tensors(self._state)
         folders = {self._run.checkpoints: tuple(groups)} | ({self._run.averages: tuple(snapshot)} if snapshot else {})
         self._saver.begin(folders, step, groups, scalars)
+
+    def _restore_run(self) -> None:
+        # Where the folder has gone, a checkpoint would make it anew, and it would be no run without these.
+        with contextlib.suppress(OutputError):  # the checkpoint will say why
+            if self._run.restore(self._written_once):
+                self._listener.say(
+                    f"warning: {self._run.path} has been moved or removed while training; it is made again, without "
+                    "what was in it before"
+                )
 
     def finish(self, hurried: Callable[[], object] = lambda: True) -> None:
         """Have a checkpoint of this step on the disk; where it cannot be written, try for ten minutes.
