@@ -79,11 +79,13 @@ def test_steps_are_counted_wherever_they_are_told():
 def test_everything_that_happened_stands_in_the_order_it_did():
     wait = {"event": "data_wait", "step": 20, "share": 0.25, "cure": "copy it"}
     micro = {"event": "micro_batch", "step": 10, "micro_batch_size": 16, "reason": "out of memory"}
-    table = happenings([START, INIT, micro, wait, step(30, skipped=10, loss=None), BACK, UNSAVED, FAILED])
+    hook = {"event": "hook_failed", "step": 25, "reason": "No space left on device"}
+    table = happenings([START, INIT, micro, wait, hook, step(30, skipped=10, loss=None), BACK, UNSAVED, FAILED])
     assert [list(row) for row in table.rows] == [
         ["0", "started from other weights", "runs/old; not loaded: label_emb"],
         ["10", "micro-batch of 16", "out of memory"],
         ["20", "waited for data", "25% of the time; copy it"],
+        ["25", "a preview or an evaluation left out", "No space left on device"],
         ["30", "10 steps skipped", "since the entry before; loss or gradient not finite"],
         ["30", "went back to step 20", "10 steps in a row; learning rate times 0.5"],
         ["30", "checkpoint not written", "No space left on device"],

@@ -116,6 +116,8 @@ def _said(event: Event) -> tuple[str, str] | None:
             return "checkpoint not written", reason
         case "snapshot_failed":
             return "snapshot of the averages not written", reason
+        case "hook_failed":
+            return "a preview or an evaluation left out", reason
         case "micro_batch":
             return f"micro-batch of {count(event.get('micro_batch_size'))}", reason
         case "data_wait":
