@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ from rich.progress import (
 )
 
 from iddpm.runtime.errors import ConfigError
-from iddpm.runtime.telling import Listener
+from iddpm.runtime.telling import SILENT, Listener
 
 __all__ = ["Told", "parse", "print_json", "telling"]
 
@@ -94,7 +95,10 @@ def _left(seconds: float, done: int, rest: int) -> str:
 
 @contextlib.contextmanager
 def telling() -> Iterator[Listener]:
-    """A listener for the length of a command."""
+    """A listener for the length of a command; of several processes the first is the one that is seen."""
+    if int(os.environ.get("RANK", "0")):
+        yield SILENT
+        return
     with Told() as told:
         yield told
 

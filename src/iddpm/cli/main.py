@@ -1,5 +1,6 @@
 """The `iddpm` command: finds the command's own file and runs it. Imports nothing heavy, so that help is quick."""
 
+import contextlib
 import importlib
 import os
 import sys
@@ -23,6 +24,10 @@ COMMANDS: dict[str, str] = {
 _LESS_MEMORY = "use less at once: --train.micro-batch-size for train (the step stays the same), --batch-size elsewhere"
 
 
+_OF_MANY = ("train", "sample", "likelihood")
+"""Commands that share their work out over the processes that torchrun starts; of any other the first does all."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -30,6 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 done, 2 bad input, 1 anything else.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if _size() == 1 or (rank := _rank()) == 0:
+        return _main(arguments)
+    if not arguments or arguments[0] not in _OF_MANY:
+        return 0
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        return _run(arguments[0], arguments[1:], rank)
+
+
+def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -41,7 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(arguments[0], arguments[1:])
 
 
-def _run(name: str, arguments: list[str]) -> int:
+def _size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _run(name: str, arguments: list[str], rank: int = 0) -> int:
     from iddpm.runtime.errors import IddpmError
 
     if name not in COMMANDS:
@@ -53,8 +75,13 @@ def _run(name: str, arguments: list[str]) -> int:
         return 2
     try:
         importlib.import_module(f"iddpm.cli.{name}").run(arguments)
+        if _size() > 1:
+            from iddpm.runtime.world import close_world
+
+            close_world()
     except IddpmError as error:
-        print(f"iddpm {name}: {error}", file=sys.stderr)
+        if _is_own(rank, error.is_told_elsewhere):
+            print(f"iddpm {name}: {f'rank {rank}: ' if rank else ''}{error}", file=sys.stderr)
         return error.exit_status
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's; importing torch for its name would cost a second
@@ -68,6 +95,17 @@ def _run(name: str, arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
         return 1
     return 0
+
+
+def _is_own(rank: int, told_elsewhere: bool | None) -> bool:
+    """Whether an error is this process's to tell."""
+    if rank == 0:
+        return not told_elsewhere
+    if told_elsewhere is None:
+        from iddpm.runtime.world import is_open
+
+        return is_open()  # until they have met, all find the same fault in the same flags
+    return not told_elsewhere
 
 
 def _overview() -> str:
@@ -84,8 +122,9 @@ def _overview() -> str:
 def command() -> NoReturn:
     """Run the process's command and end the process."""
     status = main()
-    if any(thread.daemon for thread in threading.enumerate()):
+    if (status and _size() > 1) or any(thread.daemon for thread in threading.enumerate()):
         # A thread that still writes a checkpoint is not waited for; ended by the interpreter it would abort in torch's code.
+        # Nor are other processes, which will not come where this one has failed.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

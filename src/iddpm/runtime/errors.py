@@ -21,11 +21,17 @@ class IddpmError(Exception):
     """
 
     exit_status = 1
+    is_told_elsewhere: bool | None = None
+    """Of several processes: whether another one raised it too, and tells it; None: not known."""
 
     def __init__(self, what: str, fix: str | None = None):
         super().__init__(what if fix is None else f"{what}\n{fix}")
         self.what = what
         self.fix = fix
+
+    def __reduce__(self) -> tuple[type["IddpmError"], tuple[str, str | None]]:
+        """Goes from one process to another whole."""
+        return type(self), (self.what, self.fix)
 
 
 class InputError(IddpmError):

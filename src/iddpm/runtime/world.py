@@ -1,44 +1,168 @@
 """The processes of a job and the device of this one. One process is a world of size 1 on the same path."""
 
+import contextlib
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
+from iddpm.runtime.channel import Channel
 from iddpm.runtime.errors import ConfigError
+from iddpm.runtime.watch import Watch
 
-__all__ = ["World", "open_world"]
+__all__ = ["World", "close_world", "is_open", "open_world"]
+
+# Who hangs is found by the watch, long before.
+_COLLECTIVE_TIMEOUT = timedelta(days=7)
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """This process's place among all: `rank` in [0, size), and its device."""
+    """This process's place among all: `rank` in [0, size), and its device.
+
+    Attributes:
+        channel: For what the main thread has to tell the others.
+    """
 
     rank: int
     size: int
     device: torch.device
+    channel: Channel = field(default_factory=Channel)
+    _job: "_Job | None" = None
 
     @property
     def is_first(self) -> bool:
         """Whether this process writes the files that are written once."""
         return self.rank == 0
 
+    def rows(self, count: int) -> slice:
+        """This process's part of so many examples: all parts in order make the whole, and differ by one at most."""
+        each, left = divmod(count, self.size)
+        first = self.rank * each + min(self.rank, left)
+        return slice(first, first + each + (self.rank < left))
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def line(self, name: str) -> Channel:
+        """Another channel, for one thread; every process opens those of one name in the same order."""
+        return Channel() if self._job is None else self._job.line(name)
+
+    @property
+    def watch(self) -> Watch | None:
+        """Where there are several processes: what finds the one that hangs."""
+        return None if self._job is None else self._job.watch
+
+    def at(self, phase: str, step: int | None = None) -> None:
+        """Say what this process does now; it may stand still in it for as long as the watch allows."""
+        if self._job is not None:
+            self._job.watch.at(phase, step)
+
+    @contextlib.contextmanager
+    def patient(self, phase: str) -> Iterator[None]:
+        """A stretch that may take long."""
+        if self._job is not None:
+            self._job.watch.at(phase, None, patient=True)
+        yield
+        if self._job is not None:
+            self._job.watch.at("start", None, patient=True)
+
+
+class _Job:
+    """The processes that torchrun has started; there is one a process, opened once."""
+
+    def __init__(self, device: torch.device):
+        self.store, self.rank, self.size = _rendezvous()
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        more: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+        dist.init_process_group(
+            backend, store=self.store, rank=self.rank, world_size=self.size, timeout=_COLLECTIVE_TIMEOUT, **more
+        )
+        self.device = device
+        self.watch = Watch(self.rank, self.size, self.store)
+        self._lines: dict[str, int] = {}
+        self.channel = self.line("main")
+
+    def line(self, name: str) -> Channel:
+        number = self._lines[name] = self._lines.get(name, 0) + 1
+        return Channel(self.rank, self.size, self.store, f"iddpm/{name}-{number}")
+
+
+_jobs: list[_Job] = []
+
+
+def is_open() -> bool:
+    """Whether this process has met others."""
+    return bool(_jobs)
+
 
 def open_world(device: str | None = None) -> World:
-    """The world of this process.
+    """The world of this process; where torchrun has started several, they meet here.
 
     Args:
         device: A torch device ("cpu", "cuda", "cuda:1", "mps"); None takes a CUDA device where there is one, else the CPU.
+            Of several processes on a machine each takes the CUDA device of its number there.
 
     Raises:
-        ConfigError: The device does not exist here, or several processes were started.
+        ConfigError: The device does not exist here, or the processes cannot meet.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return World(rank=0, size=1, device=_device(device))
+    if not _jobs:
+        try:
+            own = _device(_of_many(device))
+        except ConfigError as error:
+            error.is_told_elsewhere = False  # it is this machine's
+            raise
+        if own.type == "cuda":
+            torch.cuda.set_device(own)
+        _jobs.append(_Job(own))
+    job = _jobs[0]
+    return World(rank=job.rank, size=job.size, device=job.device, channel=job.channel, _job=job)
+
+
+def close_world() -> None:
+    """Part from the other processes, once all have come to the end."""
+    if _jobs:
+        job = _jobs.pop()
+        job.channel.gather(None)  # who keeps the store must not leave before the others have read their last
+        job.watch.close()
+        dist.destroy_process_group()
+
+
+def _rendezvous() -> tuple[dist.Store, int, int]:
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
         raise ConfigError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: this version runs in one process",
-            "start the command without torchrun; a large batch_size is reached with --train.micro-batch-size",
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and {', '.join(missing)} is not set",
+            "start several processes with torchrun: torchrun --nproc-per-node 2 -m iddpm train ...",
         )
-    return World(rank=0, size=1, device=_device(device))
+    return next(iter(dist.rendezvous("env://")))  # pyright: ignore  # in torch's documentation of custom rendezvous
+
+
+def _of_many(device: str | None) -> str:
+    """The device of this process among those of its machine."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind == "cuda":
+        there = torch.cuda.device_count()
+        if local >= there:
+            raise ConfigError(
+                f"process {local} of this machine has no CUDA device: it has {there}",
+                f"start at most {there} a machine (--nproc-per-node {there}), or give --device cpu",
+            )
+        return f"cuda:{local}"
+    if kind != "cpu":
+        raise ConfigError(f"device {kind!r} for several processes", "allowed: cpu, cuda (each takes one of its own)")
+    return kind
 
 
 def _device(name: str | None) -> torch.device:
