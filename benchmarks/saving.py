@@ -30,8 +30,8 @@ from iddpm.runtime.machine import provenance
 from iddpm.runtime.telling import SILENT
 from iddpm.runtime.world import open_world
 from iddpm.training.ema import Ema
+from iddpm.training.session import Session
 from iddpm.training.state import new_state
-from iddpm.training.trainer import Session
 
 RECORDS = Path(__file__).parent / "records"
 BLOCK, LOG_EVERY, CHECKPOINT_EVERY = 5, 25, 1000

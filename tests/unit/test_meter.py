@@ -10,7 +10,14 @@ from iddpm.training.step import StepResult
 
 def step(*terms, norm=1.0, skipped=False, first_norm=None):
     first = None if first_norm is None else torch.tensor(first_norm)
-    return StepResult(terms=terms, grad_norm=torch.tensor(norm), skipped=torch.tensor(float(skipped)), first_norm=first)
+    return StepResult(
+        terms=terms,
+        grad_norm=torch.tensor(norm),
+        skipped=torch.tensor(float(skipped)),
+        asked=torch.zeros(1, 0),
+        first_norm=first,
+        first_size=len(terms[0].loss),
+    )
 
 
 def terms(loss, t=None, weight=None, **parts):

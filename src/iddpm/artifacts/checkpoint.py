@@ -7,6 +7,7 @@ manifest finds that out.
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from iddpm.artifacts.tensors import bare_names, write_tensors
+from iddpm.runtime.channel import ALONE, Channel
 from iddpm.runtime.errors import RunError
-from iddpm.runtime.files import new_folder, reported, sha256_of, to_json
+from iddpm.runtime.files import folder_aside, publish_folder, reported, sha256_of, sync_file, to_json
 
 __all__ = [
     "SCHEMA",
@@ -64,31 +66,59 @@ def save_checkpoint(
     groups: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
     config: Mapping[str, Any],
+    line: Channel = ALONE,
 ) -> Checkpoint:
     """Write RUN/checkpoints/<step>: each group of tensors in a file, everything else in JSON.
+
+    Several processes write one checkpoint together, into a folder that all of them see.
 
     Args:
         folder: RUN/checkpoints.
         step: Training steps done.
-        groups: Tensors by group and name.
-        state: What is not a tensor; must be JSON.
+        groups: Tensors by group and name; of several processes: the groups that this one writes.
+        state: What is not a tensor; must be JSON. The first process's counts.
         config: The run's config, stored in the metadata of each tensor file.
+        line: To the other processes that write.
 
     Raises:
         OutputError: The place cannot be written.
     """
     path = Path(folder) / checkpoint_name(step)
     metadata = {"config": json.dumps(config), "step": str(step), "format": "pt"}
-    with reported(path), new_folder(path) as aside:
-        content = to_json(dict(state)).encode()
-        (aside / _STATE).write_bytes(content)
-        written = {_STATE: (len(content), hashlib.sha256(content).hexdigest())}
+    aside = line.first(lambda: folder_aside(path))
+    try:
+        written = line.together(lambda: _write_groups(aside, path, groups, metadata))
+        files = {name: entry for part in line.gather(written) for name, entry in part.items()}
+        line.first(lambda: _publish(aside, path, step, files, state))
+    except BaseException:
+        if line.rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return Checkpoint(path, step)
+
+
+def _write_groups(
+    aside: Path, path: Path, groups: Mapping[str, Mapping[str, Tensor]], metadata: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Sizes and hashes of the files that were written."""
+    files: dict[str, dict[str, Any]] = {}
+    with reported(path):
         for group, tensors in groups.items():
             name = f"{group}.safetensors"
-            written[name] = write_tensors(aside / name, tensors, metadata)
-        files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in sorted(written.items())}
-        (aside / _MANIFEST).write_text(to_json({"schema": SCHEMA, "step": step, "files": files}), encoding="utf-8")
-    return Checkpoint(path, step)
+            size, digest = write_tensors(aside / name, tensors, metadata)
+            sync_file(aside / name)  # from here: another machine cannot flush what this one has in memory
+            files[name] = {"bytes": size, "sha256": digest}
+    return files
+
+
+def _publish(aside: Path, path: Path, step: int, files: dict[str, dict[str, Any]], state: Mapping[str, Any]) -> None:
+    content = to_json(dict(state)).encode()
+    files = files | {_STATE: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+    manifest = {"schema": SCHEMA, "step": step, "files": dict(sorted(files.items()))}
+    with reported(path):
+        (aside / _STATE).write_bytes(content)
+        (aside / _MANIFEST).write_text(to_json(manifest), encoding="utf-8")
+        publish_folder(aside, path)
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from iddpm.runtime.errors import OutputError, RunError
 
-__all__ = ["MEMORY_BYTES", "Journal", "read_journal"]
+__all__ = ["MEMORY_BYTES", "Journal", "Unwritten", "read_journal"]
 
 MEMORY_BYTES = 16 * 1024**2
 """Most that is kept of events that cannot be written."""
@@ -145,6 +145,22 @@ class Journal:
         return OutputError(
             f"cannot write the journal {self.path}: {error.strerror or error}", "free the place or take another"
         )
+
+
+class Unwritten(Journal):
+    """The journal of a process that is not the first of several: what happens is told by the first."""
+
+    def __init__(self) -> None:
+        self._error = None
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Nothing."""
+
+    def sync(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def _line(event: str, **fields: Any) -> _Line:

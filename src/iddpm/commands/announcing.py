@@ -9,8 +9,8 @@ from iddpm.runtime.telling import Listener
 from iddpm.runtime.world import World
 from iddpm.training.hooks import Hook
 from iddpm.training.pace import Pace, duration
+from iddpm.training.session import Outcome
 from iddpm.training.state import TrainState
-from iddpm.training.trainer import Outcome
 
 __all__ = ["announce", "estimate_hook", "tell_end"]
 
@@ -32,7 +32,7 @@ def announce(
     lowered = "" if state.lr_factor == 1 else f" times {state.lr_factor:g} since it went back"
     listener.say(f"run: {run.path}")
     listener.say(
-        f"{config.recipe}: {parameters / 1e6:.2f}M parameters on {describe_device(world.device)} "
+        f"{config.recipe}: {parameters / 1e6:.2f}M parameters on {_devices(config, world)} "
         f"in {resolve_precision(train.precision, world.device)}, learning rate {train.lr:g}{lowered}"
     )
     listener.say(
@@ -44,6 +44,11 @@ def announce(
         listener.say(
             f"note: {len(store.train)} images are fewer than a batch of {train.batch_size}: images repeat within a batch"
         )
+
+
+def _devices(config: RunConfig, world: World) -> str:
+    device = describe_device(world.device)
+    return device if world.size == 1 else f"{world.size} processes ({config.train.parallel}), each with {device}"
 
 
 def _apart(batch_size: int, micro: int | None) -> str:

@@ -11,7 +11,7 @@ from iddpm.experiment.open_run import OpenRun
 from iddpm.networks.unet import UNet
 from iddpm.runtime.precision import Precision, resolve_precision
 from iddpm.training.ema import ema_name
-from iddpm.training.state import TrainState
+from iddpm.training.state import TrainState, whole_tensors
 
 __all__ = ["averaged_run"]
 
@@ -29,7 +29,7 @@ def averaged_run(
     def opened(state: TrainState) -> OpenRun:
         nonlocal net
         net = net or build_net(config, device).eval().requires_grad_(False)
-        net.load_state_dict(state.ema.state_dict(weights))
+        net.load_state_dict(whole_tensors(state, (weights,), (weights,))[weights])
         return OpenRun(
             run=run,
             config=config,

@@ -135,13 +135,19 @@ def _take_up(state: TrainState, events: Sequence[Mapping[str, Any]]) -> None:
         state.guard.load_state_dict(since[-1]["guard"])
 
 
-def resume(run: RunDir, state: TrainState, listener: Listener) -> int | None:
+def _remove_newer(run: RunDir, step: int) -> None:
+    for snapshot in list_checkpoints(run.averages):
+        if snapshot.step > step and snapshot.is_named_by_us:  # this way may become another one
+            remove_folder(snapshot.path)
+
+
+def resume(run: RunDir, state: TrainState, world: World, listener: Listener) -> int | None:
     """Put the newest whole checkpoint into the state; None where the run has none yet.
 
     Raises:
         RunError: None of its checkpoints is whole, or those it has told of are gone.
     """
-    checkpoint, complaints = run.newest_checkpoint()
+    checkpoint, complaints = world.channel.first(run.newest_checkpoint)
     if checkpoint is None:
         if complaints:
             raise RunError(
@@ -157,10 +163,8 @@ def resume(run: RunDir, state: TrainState, listener: Listener) -> int | None:
         return None
     for complaint in complaints:
         listener.say(f"warning: {complaint}; using the checkpoint of step {checkpoint.step}")
-    load_checkpoint(state, checkpoint)
-    _take_up(state, run.events())
-    for snapshot in list_checkpoints(run.averages):
-        if snapshot.step > state.step and snapshot.is_named_by_us:  # this way may become another one
-            remove_folder(snapshot.path)
+    world.channel.together(lambda: load_checkpoint(state, checkpoint))
+    _take_up(state, world.channel.first(run.events))
+    world.channel.first(lambda: _remove_newer(run, state.step))
     listener.say(f"resumed step {state.step} from {checkpoint.path}")
     return state.step

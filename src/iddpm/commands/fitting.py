@@ -1,5 +1,7 @@
 """`--micro-batch auto`: as many images at a time as memory holds, found by a short trial."""
 
+import contextlib
+
 import torch
 
 from iddpm.artifacts.run_dir import RunDir
@@ -11,6 +13,7 @@ from iddpm.runtime.precision import arithmetic, resolve_precision
 from iddpm.runtime.seeds import Draws
 from iddpm.runtime.telling import Listener
 from iddpm.runtime.world import World
+from iddpm.training.distribution import Replicated
 from iddpm.training.state import TrainState, state_tensors
 
 __all__ = ["fits", "micro_batch"]
@@ -28,14 +31,14 @@ def micro_batch(
     asked = config.train.micro_batch_size
     if asked != "auto":
         return asked, False
-    known = _found_before(run, fits(config, world))
+    known = world.channel.first(lambda: _found_before(run, fits(config, world)))
     if known is not None:
         return known, False
     listener.say("finding out how many images fit into memory at a time ...")
     fit = fitting_micro_batch(
         lambda count: _pass(config, state, batches, world, count),
-        config.train.batch_size,
-        free_bytes(world.device),
+        len(range(config.train.batch_size)[world.rows(config.train.batch_size)]),
+        _free(world),
         world.device,
         reserve_bytes=_still_to_come(config, state, world.device),
     )
@@ -43,13 +46,19 @@ def micro_batch(
         f"micro-batch: {fit.micro_batch} of {config.train.batch_size} images; a pass needs about "
         f"{fit.peak_bytes / 2**30:.2f} GiB of {fit.free_bytes / 2**30:.2f} GiB free"
     )
-    return fit.micro_batch, True
+    return min(world.channel.gather(fit.micro_batch)), True
+
+
+def _free(world: World) -> int:
+    """This process's part of what is free: those of a machine share its memory, but have a GPU each."""
+    return free_bytes(world.device) // (world.size_of_machine if world.device.type == "cpu" else 1)
 
 
 def fits(config: RunConfig, world: World) -> str:
     """What decides how many images fit, but for what else is in memory."""
     precision = resolve_precision(config.train.precision, world.device)
-    return f"{describe_device(world.device)}, {precision}, {config.train.activation_checkpointing}"
+    several = "" if world.size == 1 else f", {world.size} processes"
+    return f"{describe_device(world.device)}, {precision}, {config.train.activation_checkpointing}{several}"
 
 
 def _found_before(run: RunDir, conditions: str) -> int | None:
@@ -61,8 +70,10 @@ def _found_before(run: RunDir, conditions: str) -> int | None:
 def _pass(config: RunConfig, state: TrainState, batches: Batches, world: World, count: int) -> None:
     """A forward and a backward pass of so many images, which leaves nothing behind."""
     batch = batches.at(0, 0, count).to(world.device)
+    spread = state.distribution
+    alone = spread.alone() if isinstance(spread, Replicated) else contextlib.nullcontext()
     try:
-        with arithmetic(config.train.precision, world.device):
+        with arithmetic(config.train.precision, world.device), alone:
             terms = state.task(batch, Draws(config.train.seed, 0, batch.place))
             terms.weighted(terms.loss).sum().backward()
     finally:

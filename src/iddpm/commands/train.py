@@ -1,5 +1,6 @@
 """`iddpm train`: start a run, or resume it by the same command."""
 
+import contextlib
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 
 from iddpm.artifacts.checkpoint import list_checkpoints
-from iddpm.artifacts.journal import Journal
+from iddpm.artifacts.journal import Journal, Unwritten
 from iddpm.artifacts.run_dir import RunDir, locked
 from iddpm.commands.announcing import announce, estimate_hook, tell_end
 from iddpm.commands.entering import Entered, check_init, check_source, config_for_store, enter, free_place, resume
@@ -28,9 +29,10 @@ from iddpm.runtime.machine import describe_device
 from iddpm.runtime.precision import resolve_precision
 from iddpm.runtime.telling import SILENT, Listener
 from iddpm.runtime.world import World, open_world
+from iddpm.training.distribution import distribute
 from iddpm.training.hooks import Hook
+from iddpm.training.session import Session
 from iddpm.training.state import TrainState, new_state
-from iddpm.training.trainer import Session
 from iddpm.training.trainer import train as run_session
 
 __all__ = ["TrainResult", "train"]
@@ -85,17 +87,47 @@ def train(
     """
     deadline = _deadline(time_limit_hours)
     world = open_world(device)
-    resolve_precision(config.train.precision, world.device)  # one that the device has not is refused at once
-    check_source(config)
-    check_init(config)
-    build_net(config, torch.device("meta"))  # a network that cannot be is refused before any data is prepared
-    out = free_place(out)
-    store, seconds = store_for(config.data, listener)
+    line = world.channel
+    with contextlib.ExitStack() as held:
+        with world.patient("prepare"):
+            place = line.together(lambda: _checked(config, out, world))
+            store, seconds = line.in_turn(lambda: store_for(config.data, listener))
+            config = line.together(lambda: _for_store(config, store))
+            line.first(lambda: _hold(held, place))
+            entered = line.together(lambda: enter(place, config, store, world, prepare_seconds + seconds))
+        return _train(entered, store, world, deadline, listener)
+
+
+def _hold(held: contextlib.ExitStack, place: Path) -> None:
+    held.enter_context(locked(place))
+
+
+def _for_store(config: RunConfig, store: Store) -> RunConfig:
     config = config_for_store(config, store)
     check_held_out(config, store)
-    with locked(out):
-        entered = enter(out, config, store, world, prepare_seconds + seconds)
-        return _train(entered, store, world, deadline, listener)
+    return config
+
+
+def _checked(config: RunConfig, out: Path, world: World) -> Path:
+    """The place of the run, where nothing had to be refused that can be before anything is prepared."""
+    train = config.train
+    resolve_precision(train.precision, world.device)  # one that the device has not is refused at once
+    if train.batch_size < world.size or (train.parallel != "ddp" and train.batch_size % world.size):
+        raise ConfigError(
+            f"train.batch_size is {train.batch_size}, over {world.size} processes with train.parallel {train.parallel}",
+            "allowed: a multiple of the processes"
+            if train.parallel != "ddp"
+            else "allowed: an image a process, or more",
+        )
+    if train.parallel != "ddp" and (train.micro_batch_size == "auto" or train.gradient_noise_scale):
+        raise ConfigError(
+            f"train.parallel {train.parallel} with micro_batch_size auto or gradient_noise_scale: no process has all weights",
+            "give --micro-batch as a number, and leave the noise scale out; or take --train.parallel ddp",
+        )
+    check_source(config)
+    check_init(config)
+    build_net(config, torch.device("meta"))
+    return free_place(out)
 
 
 def _train(
@@ -108,12 +140,13 @@ def _train(
     run, config = entered.run, entered.config
     data, train = config.data, config.train
     batches = Batches(store, "train", train.batch_size, train.seed, data.flip, data.size, data.crop)
-    hooks = _hooks(config, run, store, world, listener)
-    state, initial, resumed_from = _state(config, run, world, listener)
-    micro, found = micro_batch(config, state, batches, world, run, listener)
-    entered.start()
+    with world.patient("start"):
+        hooks = _hooks(config, run, store, world, listener)
+        state, initial, resumed_from = _state(config, run, world, listener)
+        micro, found = micro_batch(config, state, batches, world, run, listener)
+        world.channel.first(entered.start)
     announce(run, config, store, state, world, micro, listener)
-    with run.open_journal() as journal:
+    with _journal(run, world) as journal:
         _journal_start(journal, entered, store, world, state.step, resumed_from)
         if found:
             journal.write(
@@ -166,12 +199,19 @@ def _state(
     net = build_net(config, world.device)
     initial = None
     if config.init is not None and not list_checkpoints(run.checkpoints):
-        initial = load_initial(net, config, config.init)
+        source = config.init
+        initial = world.channel.together(lambda: load_initial(net, config, source))
         for line in describe(initial):
             listener.say(line)
-    state = new_state(build_task(config, net, world.device), config.optimizer, config.train)
+    precision = resolve_precision(config.train.precision, world.device)
+    spread = distribute(net, config.train.parallel, world, precision)
+    state = new_state(build_task(config, net, world.device, spread), config.optimizer, config.train, spread)
     state.spent.flops_per_image = counts_of(config).training_flops_per_image
-    return state, initial, resume(run, state, listener)
+    return state, initial, resume(run, state, world, listener)
+
+
+def _journal(run: RunDir, world: World) -> Journal:
+    return world.channel.together(run.open_journal if world.is_first else Unwritten)
 
 
 def _told(initial: InitialWeights) -> dict[str, Any]:
@@ -190,6 +230,8 @@ def _journal_start(
         batch_size=train.batch_size,
         precision=resolve_precision(train.precision, world.device),
         device=describe_device(world.device),
+        processes=world.size,
+        parallel=train.parallel,
         store=str(store.path.resolve()),
         changes=entered.changes,
     )
@@ -206,7 +248,7 @@ def _deadline(hours: float | None) -> float | None:
 def _hooks(config: RunConfig, run: RunDir, store: Store, world: World, listener: Listener) -> list[Hook]:
     hooks: list[Hook] = [estimate_hook(config, listener)]
     if config.train.preview_every is not None:
-        hooks.append(preview_hook(config, run, world.device))
+        hooks.append(preview_hook(config, run, world))
     if config.train.evaluate_every is not None:
-        hooks.append(held_out_hook(config, run, store, world.device, listener))
+        hooks.append(held_out_hook(config, run, store, world, listener))
     return hooks

@@ -171,14 +171,19 @@ class Prefetch:
     """Batches of consecutive steps, made by one background thread ahead of their use.
 
     A context manager and an iterator of `(step, batch)`. Leaving the block stops the thread. An error in the
-    thread is raised by the `next` that would have returned that batch.
+    thread is raised by the `next` that would have returned that batch. `rows` are the places of each batch that are
+    wanted, where not all are.
 
     Attributes:
         wait_seconds: How long the last `next` waited for its batch.
     """
 
-    def __init__(self, batches: Batches, start: int, stop: int | None = None, ahead: int = 4):
+    def __init__(
+        self, batches: Batches, start: int, stop: int | None = None, ahead: int = 4, rows: slice | None = None
+    ):
         self.wait_seconds = 0.0
+        part = slice(0, batches.batch_size) if rows is None else rows
+        self._first, self._count = part.start, part.stop - part.start
         self._batches, self._steps = batches, (start, stop)
         self._ready: queue.Queue[tuple[int, Batch] | BaseException | None] = queue.Queue(maxsize=ahead)
         self._leaving = threading.Event()
@@ -211,7 +216,7 @@ class Prefetch:
         step, stop = self._steps
         try:
             while not self._leaving.is_set() and (stop is None or step < stop):
-                self._put((step, self._batches.at(step)))
+                self._put((step, self._batches.at(step, self._first, self._count)))
                 step += 1
             self._put(None)
         except BaseException as error:

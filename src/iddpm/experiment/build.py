@@ -1,6 +1,6 @@
 """From a config to the things it describes: network, denoiser, task."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,7 +65,7 @@ def net_inputs(config: RunConfig, batch: int, device: torch.device) -> dict[str,
 class InPrecision:
     """A network whose forward pass runs in a precision; its inputs and what is made of its output stay float32."""
 
-    net: nn.Module
+    net: Callable[..., Tensor]
     precision: Precision
     device: torch.device
 
@@ -75,7 +75,9 @@ class InPrecision:
             return self.net(*inputs, **named)
 
 
-def build_denoiser(config: RunConfig, net: nn.Module, precision: Precision, device: torch.device) -> NetDenoiser:
+def build_denoiser(
+    config: RunConfig, net: Callable[..., Tensor], precision: Precision, device: torch.device
+) -> NetDenoiser:
     """The network as a denoiser on the full chain of the config."""
     return NetDenoiser(
         net=InPrecision(net, precision, device),
@@ -132,9 +134,11 @@ class DiffusionTask:
         self.sampler.load_state_dict(state)
 
 
-def build_task(config: RunConfig, net: nn.Module, device: torch.device) -> DiffusionTask:
-    """The task that trains a network as the config says."""
-    denoiser = build_denoiser(config, net, config.train.precision, device)
+def build_task(
+    config: RunConfig, net: nn.Module, device: torch.device, forward: Callable[..., Tensor] | None = None
+) -> DiffusionTask:
+    """The task that trains a network as the config says, `forward` being how it is called if not directly."""
+    denoiser = build_denoiser(config, forward or net, config.train.precision, device)
     return DiffusionTask(
         module=net,
         denoiser=denoiser,

@@ -27,6 +27,7 @@ MAY_CHANGE = frozenset({"data.source", "data.labels", "data.background"}) | froz
         "activation_checkpointing",
         "precision",
         "channels_last",
+        "parallel",
         "log_every",
         "checkpoint_every",
         "keep_checkpoints",
@@ -41,6 +42,7 @@ MAY_CHANGE = frozenset({"data.source", "data.labels", "data.background"}) | froz
         "faults.patience",
         "faults.rollbacks",
         "faults.lr_factor",
+        "faults.hang_seconds",
     )
 )
 """Paths that may differ on resume: how far, in what layout and arithmetic, how often it reports and saves, what it does about

@@ -181,6 +181,17 @@ class UNet(Checkpointed):
         norm, _, conv = self.out
         return conv(norm(h))
 
+    def units(self) -> list[nn.Module]:
+        """Parts of some size that are called as a whole: residual blocks, attention, resampling."""
+        kinds = (ResidualBlock, Attention, Downsample, Upsample)
+        return [module for module in self.modules() if isinstance(module, kinds)]
+
+    def float32_parameters(self) -> list[nn.Parameter]:
+        """Parameters that compute in float32 whatever the precision: of norms, the time embedding and labels."""
+        kinds = (GroupNorm, nn.Embedding)
+        found = [p for module in self.modules() if isinstance(module, kinds) for p in module.parameters()]
+        return [*found, *self.time_embed.parameters()]
+
     def use_memory_format(self, memory_format: torch.memory_format) -> "UNet":
         """Lays maps and convolution weights out in `memory_format` from now on; the values stay."""
         self.memory_format = memory_format

@@ -13,7 +13,7 @@ from torch.distributed import Store
 
 from iddpm.runtime.errors import IddpmError, TrainingError
 
-__all__ = ["Channel"]
+__all__ = ["ALONE", "Channel"]
 
 T = TypeVar("T")
 _SOONEST_SECONDS, _LATEST_SECONDS = 0.0005, 0.1
@@ -43,7 +43,9 @@ class Channel:
         try:
             self._store.set(keys[self.rank], pickle.dumps(value))  # pyright: ignore[reportArgumentType]  # takes bytes
             self._wait(keys)
-            values = [value if rank == self.rank else pickle.loads(self._store.get(key)) for rank, key in enumerate(keys)]
+            values = [
+                value if rank == self.rank else pickle.loads(self._store.get(key)) for rank, key in enumerate(keys)
+            ]
             if self._number:  # who has sent this one has read all of the one before
                 self._store.delete_key(f"{self._name}/{self._number - 1}/{self.rank}")
         except RuntimeError as error:
@@ -79,12 +81,29 @@ class Channel:
             _raise(error if rank == self.rank else raised, rank, self.rank)
         return value  # type: ignore[return-value]
 
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Work that leaves something for those who come after: the first process does it before the others.
+
+        Returns:
+            What came of it here.
+
+        Raises:
+            IddpmError: As `together`.
+        """
+        mine: list[T] = []
+        self.first(lambda: mine.append(work()))
+        return self.together(lambda: mine[0] if mine else work())
+
     def _wait(self, keys: list[str]) -> None:
         assert self._store is not None, "there are others to wait for"
         pause = _SOONEST_SECONDS
         while not self._store.check(keys):
             time.sleep(pause)
             pause = min(pause * 1.5, _LATEST_SECONDS)
+
+
+ALONE = Channel()
+"""That of one process, which no thread can get wrong."""
 
 
 def _outcome(work: Callable[[], T]) -> tuple[T | None, IddpmError | None]:
@@ -98,4 +117,3 @@ def _raise(error: IddpmError | None, raised_in: int, rank: int) -> None:
     if error is not None:
         error.is_told_elsewhere = raised_in != rank
         raise error
-

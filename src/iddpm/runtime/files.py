@@ -16,6 +16,7 @@ from iddpm.runtime.errors import OutputError
 
 __all__ = [
     "check_writable",
+    "folder_aside",
     "held",
     "locked",
     "new_folder",
@@ -79,10 +80,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         OutputError: The place cannot be written.
     """
     path = Path(path)
-    with reported(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = _hidden(path, ".part")
-        aside.mkdir()
+    aside = folder_aside(path)
     try:
         with reported(path, _FULL):
             yield aside
@@ -90,6 +88,19 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def folder_aside(path: Path) -> Path:
+    """An empty folder of a hidden name, to be filled and given to `publish_folder`.
+
+    Raises:
+        OutputError: The place cannot be written.
+    """
+    with reported(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = _hidden(path, ".part")
+        aside.mkdir()
+    return aside
 
 
 def publish_folder(aside: Path, path: Path) -> None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,10 @@ from iddpm.runtime.channel import Channel
 from iddpm.runtime.errors import ConfigError
 from iddpm.runtime.watch import Watch
 
-__all__ = ["World", "close_world", "is_open", "open_world"]
+__all__ = ["Parallel", "World", "close_world", "is_open", "open_world"]
+
+Parallel = Literal["ddp", "fsdp", "hsdp"]
+"""How weights lie over several processes: whole on each; split over all; split over those of each machine."""
 
 # Who hangs is found by the watch, long before.
 _COLLECTIVE_TIMEOUT = timedelta(days=7)
@@ -55,6 +58,16 @@ class World:
     def line(self, name: str) -> Channel:
         """Another channel, for one thread; every process opens those of one name in the same order."""
         return Channel() if self._job is None else self._job.line(name)
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether torchrun has started this process, be it alone."""
+        return self._job is not None
+
+    @property
+    def size_of_machine(self) -> int:
+        """Processes on this machine."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     @property
     def watch(self) -> Watch | None:
@@ -114,7 +127,7 @@ def open_world(device: str | None = None) -> World:
     Raises:
         ConfigError: The device does not exist here, or the processes cannot meet.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if "TORCHELASTIC_RUN_ID" not in os.environ and int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return World(rank=0, size=1, device=_device(device))
     if not _jobs:
         try:

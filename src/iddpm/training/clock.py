@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -13,15 +13,18 @@ __all__ = ["PhaseClock", "peak_memory_bytes"]
 class PhaseClock:
     """Seconds spent by phase, as the host sees them.
 
-    On a GPU the host only queues work, so the phases share out the wall time there as the queueing does.
+    `told` hears of each phase as it begins. On a GPU the host only queues work, so the phases share out the wall time there as the queueing does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[str], object] | None = None) -> None:
         self._seconds: dict[str, float] = {}
+        self._told = told
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the block's time under `name`."""
+        if self._told is not None:
+            self._told(name)
         begun = time.perf_counter()
         try:
             yield

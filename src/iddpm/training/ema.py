@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from iddpm.runtime.errors import RunError
+from iddpm.training.distribution import Weights
 
 __all__ = ["Ema", "ema_decay", "ema_name", "power_decay", "power_exponent", "power_name", "power_width"]
 
@@ -64,7 +65,7 @@ class Ema:
         widths: Relative widths of power-function averages; their names are those of `power_name`.
     """
 
-    def __init__(self, module: nn.Module, rates: Sequence[float], warmup: bool, widths: Sequence[float] = ()):
+    def __init__(self, module: Weights, rates: Sequence[float], warmup: bool, widths: Sequence[float] = ()):
         self._warmup = warmup
         self._rates = {ema_name(rate): rate for rate in rates}
         self._exponents = {power_name(width): power_exponent(width) for width in widths}

@@ -5,18 +5,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from iddpm.artifacts.checkpoint import Checkpoint, check_checkpoint, list_checkpoints
 from iddpm.artifacts.journal import Journal
 from iddpm.artifacts.run_dir import RunDir
 from iddpm.runtime.errors import OutputError, RunError
 from iddpm.runtime.files import remove_folder
 from iddpm.runtime.telling import Listener
+from iddpm.runtime.world import World
 from iddpm.training.ema import power_name
 from iddpm.training.saving import Retention, Saved, Saver, is_good
 from iddpm.training.settings import TrainConfig
-from iddpm.training.state import TrainState, state_scalars, state_tensors
+from iddpm.training.state import TrainState, state_scalars, state_tensors, written_here
 
 __all__ = ["Keeper"]
 
@@ -40,13 +39,14 @@ class Keeper:
         journal: Journal,
         listener: Listener,
         saved_at: int | None,
+        world: World,
     ):
-        self._state, self._run, self._config = state, run, config
+        self._state, self._run, self._config, self._world = state, run, config, world
         self._journal, self._listener = journal, listener
         retention = Retention(last=config.keep_checkpoints, every=config.keep_every, best=config.keep_best)
-        self._saver = Saver(run_config, {run.checkpoints: retention})
+        self._saver = Saver(run_config, {run.checkpoints: retention}, world.line("save"))
         self._powers = tuple(power_name(width) for width in config.ema_widths)
-        self._written_once = run.written_once()
+        self._written_once = run.written_once() if world.is_first else {}
         self._begun_at = saved_at
         self._owed, self._retry_at = False, 0.0
         self._metrics: tuple[int, dict[str, Any]] = (-1, {})
@@ -55,15 +55,19 @@ class Keeper:
         """Take note of a measurement of this step's weights; a checkpoint of the step will hold it."""
         self._metrics = (step, metrics)
 
-    def is_due(self) -> bool:
-        """Whether a checkpoint is to be written after this step."""
+    def is_ready(self) -> bool:
+        """Whether it is time to try again what could not be written, if there is such a thing."""
+        return time.monotonic() >= self._retry_at
+
+    def is_due(self, ready: bool) -> bool:
+        """Whether a checkpoint is to be written after this step; `ready` is what `is_ready` said in the first process."""
         falls_due = self._owed or self._state.step % self._config.checkpoint_every == 0
-        return falls_due and time.monotonic() >= self._retry_at and self._state.guard.reading().in_a_row == 0
+        return falls_due and ready and self._state.guard.reading().in_a_row == 0
 
     def weights_are_finite(self) -> bool:
         """Whether every weight is a finite number."""
-        weights = [parameter.detach() for parameter in self._state.task.module.parameters()]
-        return bool(torch.stack(torch._foreach_norm(weights)).isfinite().all())
+        weights = [parameter.detach() for parameter in self._state.distribution.weights.parameters()]
+        return bool(self._state.distribution.norm(weights).isfinite())
 
     def after_step(self, due: bool) -> None:
         """Tell what has ended since the last step, and begin what is due."""
@@ -75,8 +79,9 @@ class Keeper:
             return
         self._owed = self._owed or step % self._config.checkpoint_every == 0
         if snapshot:
-            groups = {name: self._state.ema.state_dict(name) for name in snapshot}
-            self._saver.begin({self._run.averages: snapshot}, step, groups, {})
+            self._saver.begin(
+                {self._run.averages: snapshot}, step, written_here(self._state, snapshot, self._world), {}
+            )
 
     def begin(self, snapshot: Sequence[str] = ()) -> None:
         """Copy the state for a checkpoint of this step, unless there is one; it is written while training goes on.
@@ -85,6 +90,8 @@ class Keeper:
             snapshot: Averages of which a snapshot is written from the same copy.
         """
         step = self._state.step
+        if self._world.size > 1:  # whether the save before has failed is known to all only once it has ended
+            self.tell(wait=True)
         self._owed = False
         if self._begun_at == step:
             return
@@ -92,9 +99,9 @@ class Keeper:
         self._restore_run()
         measured_at, metrics = self._metrics
         scalars = state_scalars(self._state) | {"metrics": metrics if measured_at == step else {}}
-        groups = state_tensors(self._state)
-        folders = {self._run.checkpoints: tuple(groups)} | ({self._run.averages: tuple(snapshot)} if snapshot else {})
-        self._saver.begin(folders, step, groups, scalars)
+        names = tuple(state_tensors(self._state))
+        folders = {self._run.checkpoints: names} | ({self._run.averages: tuple(snapshot)} if snapshot else {})
+        self._saver.begin(folders, step, written_here(self._state, names, self._world), scalars)
 
     def _restore_run(self) -> None:
         # Where the folder has gone, a checkpoint would make it anew, and it would be no run without these.
@@ -117,12 +124,10 @@ class Keeper:
         self.begin()
         failed = self.tell(wait=True, then="it is the last")
         for left in range(_LAST_RETRIES - 1, -1, -1):
-            if failed is None or hurried():
+            if failed is None or self._world.channel.first(lambda: bool(hurried())):
                 break
             self._listener.say(f"trying again in a minute, {left} more times after that; Ctrl-C leaves")
-            until = time.monotonic() + _RETRY_SECONDS
-            while time.monotonic() < until and not hurried():
-                time.sleep(0.2)
+            self._world.channel.first(lambda: _sleep(_RETRY_SECONDS, hurried))
             self.begin()
             failed = self.tell(wait=True, then="it is the last")
         if failed is not None:
@@ -138,13 +143,18 @@ class Keeper:
             The checkpoint; None: there is none, and nothing was removed.
         """
         self.tell(wait=True)
+        target = self._world.channel.first(lambda: self._clear_for(before))
+        if target is not None:
+            self._begun_at, self._owed = target.step, False
+        return target
+
+    def _clear_for(self, before: int | None) -> Checkpoint | None:
         target = self._newest_good(before)
         if target is None:
             return None
         for newer in list_checkpoints(self._run.checkpoints) + list_checkpoints(self._run.averages):
             if newer.step > target.step and newer.is_named_by_us:
                 remove_folder(newer.path)
-        self._begun_at, self._owed = target.step, False
         return target
 
     def _newest_good(self, before: int | None) -> Checkpoint | None:
@@ -202,3 +212,9 @@ class Keeper:
             steps = [checkpoint.step for checkpoint in list_checkpoints(self._run.checkpoints)]
             stands = f"that of step {max(steps)} stands" if steps else "there is none yet"
         self._listener.say(f"warning: no checkpoint of step {saved.step}: {error.what}; {stands}; {then}")
+
+
+def _sleep(seconds: float, hurried: Callable[[], object]) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not hurried():
+        time.sleep(0.2)

@@ -86,7 +86,7 @@ def _noise_and_signal(step: StepResult) -> tuple[Tensor, Tensor]:
     """
     if step.first_norm is None:
         return torch.zeros_like(step.grad_norm), torch.zeros_like(step.grad_norm)
-    few, all_of_it = len(step.terms[0].loss), sum(len(micro.loss) for micro in step.terms)
+    few, all_of_it = step.first_size, sum(len(micro.loss) for micro in step.terms)
     small, big = step.first_norm.square(), step.grad_norm.square()
     noise = (small - big) / (1 / few - 1 / all_of_it)
     return noise, (all_of_it * big - few * small) / (all_of_it - few)

@@ -2,15 +2,16 @@
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from iddpm.runtime.errors import RunError
+from iddpm.training.distribution import Weights
 from iddpm.training.settings import Adam, AdamW, Optimizer
 
 __all__ = ["build_optimizer", "load_optimizer_tensors", "optimizer_tensors", "take_step"]
 
 
-def build_optimizer(spec: Optimizer, module: nn.Module, lr: float) -> torch.optim.Optimizer:
+def build_optimizer(spec: Optimizer, module: Weights, lr: float) -> torch.optim.Optimizer:
     """The optimizer over all trainable parameters; fused where the device has the kernel."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
@@ -43,7 +44,7 @@ def take_step(
     optimizer.zero_grad(set_to_none=True)
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: torch.optim.Optimizer, module: Weights) -> dict[str, Tensor]:
     """The optimizer's state, as "<parameter name>/<entry>"."""
     return {
         f"{name}/{entry}": value
@@ -52,7 +53,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, module: nn.Module) -> di
     }
 
 
-def load_optimizer_tensors(optimizer: torch.optim.Optimizer, module: nn.Module, tensors: dict[str, Tensor]) -> None:
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, module: Weights, tensors: dict[str, Tensor]) -> None:
     """Put back what `optimizer_tensors` gave.
 
     Raises:

@@ -33,7 +33,8 @@ class Record:
         listener: Listener,
         data_cure: str,
     ):
-        self.clock, self.detail = PhaseClock(), ""
+        told = (lambda phase: world.at(phase, state.step + 1)) if world.size > 1 else None
+        self.clock, self.detail = PhaseClock(told), ""
         self._state, self._config, self._journal, self._world = state, config, journal, world
         self._listener, self._data_cure = listener, data_cure
         self._meter = Meter(state.task.timesteps)

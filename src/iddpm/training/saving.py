@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from iddpm.artifacts.checkpoint import Checkpoint, checkpoint_name, list_checkpoints, load_state, save_checkpoint
+from iddpm.runtime.channel import ALONE, Channel
 from iddpm.runtime.errors import OutputError, RunError
 from iddpm.runtime.files import remove_folder, reported, to_json
 
@@ -63,12 +64,17 @@ class Saver:
     Groups of one name share the copy's memory, whatever folders they go to. The thread is a daemon: a process that leaves
     does not wait for it, and what it was writing has a hidden name still.
 
+    Of several processes each writes some of the groups; all of them begin the same saves in the same order.
+
     Args:
         config: The run's config, stored in each tensor file.
         retention: By folder, what is kept there; a folder that is not named keeps all.
+        line: To the other processes.
     """
 
-    def __init__(self, config: Mapping[str, Any], retention: Mapping[Path, Retention]):
+    def __init__(self, config: Mapping[str, Any], retention: Mapping[Path, Retention], line: Channel = ALONE):
+        self._line = line
+        self._waited_seconds = 0.0
         self._config = dict(config)
         self._retention = dict(retention)
         self._copies: dict[tuple[str, str], Tensor] = {}
@@ -82,16 +88,18 @@ class Saver:
         Args:
             folders: The names of the groups that are written, by folder (RUN/checkpoints, RUN/averages), in this order.
             step: Training steps done.
-            groups: Tensors by group and name, on any device. They are free to change once this returns.
+            groups: Tensors by group and name, on any device, of the groups that this process writes. They are free to change once this returns.
             state: What is not a tensor; must be JSON.
         """
-        began = time.perf_counter()
         self._join()
-        waited = time.perf_counter()
+        waited, self._waited_seconds = self._waited_seconds, 0.0
+        began = time.perf_counter()
         scalars = json.loads(to_json(dict(state)))
         copies = self._copied(groups)
-        seconds = (time.perf_counter() - waited, waited - began)
-        plan = {Path(folder): {name: copies[name] for name in names} for folder, names in folders.items()}
+        seconds = (time.perf_counter() - began, waited)
+        plan = {
+            Path(folder): {name: copies[name] for name in names if name in copies} for folder, names in folders.items()
+        }
         self._thread = threading.Thread(
             target=self._write, args=(plan, step, scalars, *seconds), name=f"save step {step}", daemon=True
         )
@@ -112,7 +120,9 @@ class Saver:
 
     def _join(self) -> None:
         if self._thread is not None:
+            began = time.perf_counter()
             self._thread.join()
+            self._waited_seconds += time.perf_counter() - began
             self._thread = None
         self._raise_fault()
 
@@ -157,14 +167,19 @@ class Saver:
     ) -> tuple[int, OutputError | None]:
         """The size of what was written, or why it was not."""
         try:
-            with reported(folder / checkpoint_name(step)):
-                saved = save_checkpoint(folder, step, groups, state, self._config)
-                size = sum(file.stat().st_size for file in saved.path.iterdir())
-                if folder in self._retention:
-                    retain(folder, step, self._retention[folder])
+            saved = save_checkpoint(folder, step, groups, state, self._config, self._line)
+            size = self._line.first(lambda: self._settled(folder, saved))
         except OutputError as error:
             return 0, error
         return size, None
+
+    def _settled(self, folder: Path, saved: Checkpoint) -> int:
+        """The size of what was written; what nothing keeps any more is removed."""
+        with reported(saved.path):
+            size = sum(file.stat().st_size for file in saved.path.iterdir())
+            if folder in self._retention:
+                retain(folder, saved.step, self._retention[folder])
+        return size
 
 
 def _fits(buffer: Tensor | None, tensor: Tensor) -> bool:

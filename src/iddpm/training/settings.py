@@ -7,6 +7,7 @@ from typing import Literal
 from iddpm.runtime.errors import ConfigError
 from iddpm.runtime.memory import ActivationCheckpointing
 from iddpm.runtime.precision import Precision
+from iddpm.runtime.world import Parallel
 
 __all__ = [
     "WIDEST",
@@ -110,9 +111,9 @@ RateSchedule = ConstantRate | CosineRate | InverseRootRate
 
 @dataclass(frozen=True, kw_only=True)
 class FaultPolicy:
-    """What happens when a loss or a gradient is not finite.
+    """What happens when a loss or a gradient is not finite, and when a process hangs.
 
-    Such a step is always skipped and counted: no weight, average or checkpoint sees it.
+    A step that is not finite is always skipped and counted: no weight, average or checkpoint sees it.
     """
 
     patience: int = 10
@@ -121,11 +122,14 @@ class FaultPolicy:
     """Times a run may go back before it stops; 0: it stops at the first."""
     lr_factor: float = 0.5
     """What the learning rate is multiplied by each time the run goes back; 1: it stays."""
+    hang_seconds: float = 600.0
+    """Of several processes: how long one may stand still before it is named and the job ends, to be started again."""
 
     def __post_init__(self) -> None:
         _require(self.patience >= 1, "faults.patience", self.patience, "1 or more")
         _require(self.rollbacks >= 0, "faults.rollbacks", self.rollbacks, "0 or more")
         _require(0 < self.lr_factor <= 1, "faults.lr_factor", self.lr_factor, "above 0, at most 1")
+        _require(self.hang_seconds > 0, "faults.hang_seconds", self.hang_seconds, "a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +163,9 @@ class TrainConfig:
     precision: Precision = "auto"
     """float32, tf32, bf16, fp16 (the network's forward and backward pass; weights, averages and losses stay float32), or
     auto: bf16 where this device computes it fast, else float32."""
+    parallel: Parallel = "ddp"
+    """How weights lie over several processes: ddp: whole on each; fsdp: split over all; hsdp: split over the processes of
+    each machine. Checkpoints are the same."""
     channels_last: Literal["auto", "yes", "no"] = "auto"
     """Memory layout of the network; auto: yes on CPUs (sampling 4 to 26% faster there, training alike) and CUDA devices."""
     seed: int = 0
@@ -184,7 +191,7 @@ class TrainConfig:
     """Journal the batch size at which noise and signal of the gradient are equal [MKAT18], in images. Splits a batch in
     two micro-batches where it is not split already."""
     faults: FaultPolicy = FaultPolicy()
-    """What happens when a loss or a gradient is not finite."""
+    """What happens when a loss or a gradient is not finite, or a process hangs."""
 
     def __post_init__(self) -> None:
         for name in (
