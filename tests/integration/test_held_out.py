@@ -21,10 +21,12 @@ from iddpm.diffusion.spacing import EvenSteps
 from iddpm.experiment.build import build_net, build_task
 from iddpm.experiment.config import DataConfig
 from iddpm.runtime.errors import ConfigError
+from iddpm.runtime.world import World
 from iddpm.training.state import new_state
 from tiny import journalled, losses_of, same, tensors_of, tiny_config
 
 CPU = torch.device("cpu")
+ALONE = World(rank=0, size=1, device=CPU)
 
 
 def evaluated(source, **train):
@@ -95,7 +97,7 @@ def world(digits, tmp_path):
 
 def test_it_is_due_at_multiples_alone(world, digits):
     config, state, run = world
-    hook = held_out_hook(config, run, digits, CPU)
+    hook = held_out_hook(config, run, digits, ALONE)
     state.step = 3
     assert hook(state) is None
     state.step = 6
@@ -106,19 +108,19 @@ def test_all_pictures_and_all_steps_where_there_are_fewer(world, small_digits):
     config, state, run = world
     store = open_store(small_digits)
     config = replace(config, train=replace(config.train, evaluate_num=500, evaluate_steps=1000))
-    event = held_out_hook(config, run, store, CPU)(state)
+    event = held_out_hook(config, run, store, ALONE)(state)
     assert event["num_images"] == len(store.held_out)
     assert event["num_steps"] == config.diffusion.schedule.timesteps
 
 
-@pytest.mark.parametrize("make", [held_out_hook, lambda config, run, store, device: preview_hook(config, run, device)])
+@pytest.mark.parametrize("make", [held_out_hook, lambda config, run, store, world: preview_hook(config, run, world)])
 def test_one_network_is_built_and_the_trained_one_is_never_asked(world, digits, monkeypatch, make):
     config, state, run = world
     config = replace(config, train=replace(config.train, preview_every=2))
     built, build = [], averaged.build_net
     monkeypatch.setattr(averaged, "build_net", lambda *args: built.append(build(*args)) or built[-1])
     state.task.module.forward = None
-    hook = make(config, run, digits, CPU)
+    hook = make(config, run, digits, ALONE)
     assert built == []
     assert hook(state)["step"] == 0
     state.step = 2
@@ -138,7 +140,7 @@ def test_nothing_that_all_of_torch_shares_is_moved(world, digits):
         torch.is_inference_mode_enabled(),
     )
     averages = {name: tensor.clone() for name, tensor in state.ema.state_dict("ema-0.99").items()}
-    held_out_hook(config, run, digits, CPU)(state)
+    held_out_hook(config, run, digits, ALONE)(state)
     after = (
         torch.get_rng_state(),
         torch.get_default_dtype(),
@@ -155,7 +157,7 @@ def test_nothing_that_all_of_torch_shares_is_moved(world, digits):
 
 def test_newer_weights_are_measured_each_time(world, digits):
     config, state, run = world
-    hook = held_out_hook(config, run, digits, CPU)
+    hook = held_out_hook(config, run, digits, ALONE)
     first = hook(state)["bits_per_dim"]
     assert hook(state)["bits_per_dim"] == first
     with torch.no_grad():
@@ -174,5 +176,5 @@ def test_a_bound_that_is_not_finite_can_be_journalled(world, digits, monkeypatch
         return replace(result, total_bits_per_dim=result.total_bits_per_dim * math.nan)
 
     monkeypatch.setattr(held_out, "likelihood", broken)
-    event = held_out_hook(config, run, digits, CPU)(state)
+    event = held_out_hook(config, run, digits, ALONE)(state)
     assert (event["bits_per_dim"], event["standard_error_bits_per_dim"]) == (None, None)

@@ -62,7 +62,7 @@ def test_every_held_out_picture_is_measured_once_and_no_other(run, small_digits,
     evaluate = command.evaluate
 
     def watching(denoiser, batches, *rest):
-        batches = list(batches)
+        batches = [batches[number] for number in range(len(batches))]
         seen.extend(int(index) for batch in batches for index in batch.index)
         return evaluate(denoiser, batches, *rest)
 

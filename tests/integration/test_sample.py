@@ -226,12 +226,14 @@ def test_upsampler_enlarges_what_a_run_draws(trained, upsampler):
 def test_upsampler_is_given_the_pictures_and_noise_of_its_own(trained, upsampler, monkeypatch):
     orders = []
 
-    def generate(denoiser, sampler, order, device, listener):
+    def grey(denoiser, sampler, order, numbers, world, keep, listener):
         orders.append(order)
-        return np.full((order.num, *order.shape[1:], order.shape[0]), 7, dtype=np.uint8)
+        for number in numbers:
+            rows = order.rows(number)
+            keep(number, np.full((rows.stop - rows.start, *order.shape[1:], order.shape[0]), 7, dtype=np.uint8))
 
-    monkeypatch.setattr("iddpm.commands.draw.generate", generate)
-    draw(trained, 3, up=upsampler, seed=99)
+    monkeypatch.setattr("iddpm.commands.sample.draw_batches", grey)
+    draw(trained, 3, up=upsampler, seed=99, batch_size=2)
     assert orders[0].low_res is None
     assert (orders[1].low_res == 7).all()
     assert orders[1].low_res.shape == (3, 1, 8, 8)

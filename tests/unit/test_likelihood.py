@@ -9,9 +9,10 @@ from iddpm.diffusion.denoiser import Cond
 from iddpm.diffusion.prediction import Prediction
 from iddpm.diffusion.schedule import Linear, NoiseSchedule, noise_schedule
 from iddpm.evaluation.likelihood import likelihood
+from iddpm.runtime.world import World
 from tiny import Lines
 
-CPU = torch.device("cpu")
+ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def batches(size, images=IMAGES):
 def evaluate(size=7, images=IMAGES, seed=0, listener=None):
     denoiser = Rough(noise_schedule(Linear(timesteps=25), "thousand"))
     told = listener or Lines()
-    return likelihood(denoiser, batches(size, images), len(images), lambda batch, x0: Cond(), seed, CPU, told)
+    return likelihood(denoiser, list(batches(size, images)), len(images), lambda batch, x0: Cond(), seed, ALONE, told)
 
 
 def test_total_is_the_prior_and_the_terms():

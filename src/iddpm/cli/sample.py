@@ -78,7 +78,8 @@ def run(argv: list[str]) -> None:
     if arguments.json:
         print_json(facts)
         return
-    print(
-        f"{facts['num']} pictures, {facts['sampler']}, {facts['steps']} steps, {facts['seconds_per_image']:.3g} s an image"
-    )
+    each = facts["seconds_per_image"]
+    pace = "all drawn before" if each is None else f"{each:.3g} s an image"
+    over = f" over {facts['processes']} processes" if facts.get("processes", 1) > 1 else ""
+    print(f"{facts['num']} pictures, {facts['sampler']}, {facts['steps']} steps, {pace}{over}")
     print(f"  {facts['path']}/samples.npz (arr_0 uint8 NHWC, arr_1 labels)\n  {facts['grid']}")

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Int, UInt8
 from PIL import Image
-from torch import Tensor
 
 from iddpm.diffusion.denoiser import Denoiser, Guided
 from iddpm.diffusion.samplers import Ddim, Sampler
 from iddpm.diffusion.spacing import EvenSteps, ListedSteps, StepsSpec, kept
+from iddpm.experiment.build import InPrecision
 from iddpm.experiment.conditioning import null_label, sample_labels
 from iddpm.experiment.open_run import OpenRun
 from iddpm.report.pictures import contact_sheet, grid
@@ -25,9 +26,20 @@ from iddpm.runtime.machine import describe_device
 from iddpm.runtime.precision import Precision
 from iddpm.runtime.seeds import Stream, derived_seed
 from iddpm.runtime.telling import SILENT, Listener
+from iddpm.runtime.world import World
 from iddpm.sampling.generate import Order, default_batch_size, generate
 
-__all__ = ["SampleRequest", "Samples", "draw_samples", "sample_key", "save_samples", "spacing_key", "steps_of"]
+__all__ = [
+    "Drawing",
+    "SampleRequest",
+    "Samples",
+    "draw_samples",
+    "drawing",
+    "sample_key",
+    "save_samples",
+    "spacing_key",
+    "steps_of",
+]
 
 _DEFAULT_STEPS = 100
 _SHEET_SIDE = 96
@@ -73,31 +85,95 @@ class Samples:
     facts: Mapping[str, Any]
 
 
-def draw_samples(
-    opened: OpenRun,
-    request: SampleRequest,
-    *,
-    low_res: Tensor | None = None,
-    stage: int = 0,
-    listener: Listener = SILENT,
-) -> Samples:
-    """Draw samples from an open run, in memory. Each stage of a cascade has noise of its own."""
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A request on an open run, checked, and ready to be drawn batch by batch.
+
+    Attributes:
+        keep: The indices of the chain that are visited.
+    """
+
+    opened: OpenRun
+    request: SampleRequest
+    keep: tuple[int, ...]
+    denoiser: Denoiser
+    order: Order
+
+    @property
+    def labels(self) -> Int[np.ndarray, "n"] | None:
+        """The label of each picture."""
+        return None if self.order.labels is None else self.order.labels.numpy()
+
+    def facts(self, world: World, seconds: float, drawn: int) -> dict[str, Any]:
+        """What is said of the pictures, `drawn` of which this call has drawn, in so many seconds of the clock."""
+        opened, request = self.opened, self.request
+        return {
+            "kind": "samples",
+            "num": request.num,
+            "sampler": type(request.sampler).__name__.lower(),
+            "eta": request.sampler.eta if isinstance(request.sampler, Ddim) else None,
+            "steps": len(self.keep),
+            "spacing": str(steps_of(opened, request)),
+            "timesteps": list(self.keep),
+            "seed": request.seed,
+            "guidance": request.guidance,
+            "label": request.label,
+            "class_names": list(opened.config.data.class_names),
+            "weights": opened.weights,
+            "train_step": opened.step,
+            "batch_size": self.order.batch_size,
+            "precision": opened.precision,
+            "device": describe_device(opened.device),
+            "processes": world.size,
+            "settings": opened.settings,
+            "seconds": round(seconds, 4),
+            "seconds_per_image": round(seconds / drawn, 6) if drawn else None,
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """All that decides the pictures to the bit, but for the machine."""
+        opened, request = self.opened, self.request
+        return {
+            "config": opened.run.config,
+            "weights": _digest(opened),
+            "sampler": repr(request.sampler),
+            "keep": self.keep,
+            "num": request.num,
+            "seed": self.order.seed,
+            "batch_size": self.order.batch_size,
+            "label": request.label,
+            "guidance": request.guidance,
+            "precision": opened.precision,
+            "device": opened.device.type,
+        }
+
+
+def drawing(opened: OpenRun, request: SampleRequest, stage: int = 0) -> Drawing:
+    """Get ready to draw from an open run. Each stage of a cascade has noise of its own.
+
+    Raises:
+        ConfigError: The steps, the label or the guidance cannot be used with this run.
+    """
     data = opened.config.data
     keep = kept(steps_of(opened, request), opened.denoiser.schedule.timesteps)
-    labels = sample_labels(data, request.num, request.label)
     order = Order(
         num=request.num,
         shape=(data.channels, data.size, data.size),
         seed=derived_seed(request.seed, Stream.SAMPLE_START, stage) if stage else request.seed,
         batch_size=request.batch_size or min(default_batch_size(opened.device, data.size), request.num),
-        labels=labels,
-        low_res=low_res,
+        labels=sample_labels(data, request.num, request.label),
     )
     denoiser = _guided(opened.denoiser.respace(keep), opened, request)
+    return Drawing(opened=opened, request=request, keep=keep, denoiser=denoiser, order=order)
+
+
+def draw_samples(opened: OpenRun, request: SampleRequest, world: World, listener: Listener = SILENT) -> Samples:
+    """Draw samples from an open run, in memory; the same in all processes, each of which calls this."""
+    ready = drawing(opened, request)
     began = time.perf_counter()
-    images = generate(denoiser, request.sampler, order, opened.device, listener)
-    facts = _facts(opened, request, keep, order.batch_size, time.perf_counter() - began)
-    return Samples(images=images, labels=None if labels is None else labels.numpy(), facts=facts)
+    images = generate(ready.denoiser, request.sampler, ready.order, world, listener)
+    facts = ready.facts(world, time.perf_counter() - began, request.num)
+    return Samples(images=images, labels=ready.labels, facts=facts)
 
 
 def _guided(denoiser: Denoiser, opened: OpenRun, request: SampleRequest) -> Denoiser:
@@ -112,30 +188,15 @@ def _guided(denoiser: Denoiser, opened: OpenRun, request: SampleRequest) -> Deno
     return Guided(denoiser, request.guidance, null)
 
 
-def _facts(
-    opened: OpenRun, request: SampleRequest, keep: tuple[int, ...], batch_size: int, seconds: float
-) -> dict[str, Any]:
-    return {
-        "kind": "samples",
-        "num": request.num,
-        "sampler": type(request.sampler).__name__.lower(),
-        "eta": request.sampler.eta if isinstance(request.sampler, Ddim) else None,
-        "steps": len(keep),
-        "spacing": str(steps_of(opened, request)),
-        "timesteps": list(keep),
-        "seed": request.seed,
-        "guidance": request.guidance,
-        "label": request.label,
-        "class_names": list(opened.config.data.class_names),
-        "weights": opened.weights,
-        "train_step": opened.step,
-        "batch_size": batch_size,
-        "precision": opened.precision,
-        "device": describe_device(opened.device),
-        "settings": opened.settings,
-        "seconds": round(seconds, 4),
-        "seconds_per_image": round(seconds / request.num, 6),
-    }
+def _digest(opened: OpenRun) -> str:
+    """Tells the weights of a network from any others."""
+    net = opened.denoiser.net
+    assert isinstance(net, InPrecision), "a run is opened in a precision"
+    assert isinstance(net.net, torch.nn.Module), "and it is a network"
+    digest = hashlib.sha256()
+    for tensor in net.net.state_dict().values():
+        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def save_samples(folder: Path, samples: Samples) -> dict[str, Any]:

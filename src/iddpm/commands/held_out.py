@@ -5,20 +5,20 @@ import time
 from functools import partial
 from typing import Any
 
-import torch
-
 from iddpm.artifacts.run_dir import RunDir
 from iddpm.commands.averaged import averaged_run
 from iddpm.commands.likelihood import LikelihoodRequest
-from iddpm.data.loader import in_order
 from iddpm.data.store import Store
 from iddpm.diffusion.spacing import EvenSteps, kept
 from iddpm.evaluation.likelihood import Likelihood, likelihood
+from iddpm.evaluation.pictures import InOrder
 from iddpm.experiment.conditioning import conditioning
 from iddpm.experiment.config import RunConfig
 from iddpm.experiment.open_run import OpenRun
 from iddpm.runtime.errors import ConfigError
+from iddpm.runtime.sharing import together
 from iddpm.runtime.telling import SILENT, Listener
+from iddpm.runtime.world import World
 from iddpm.training.hooks import Hook
 from iddpm.training.state import TrainState
 
@@ -39,12 +39,10 @@ def check_held_out(config: RunConfig, store: Store) -> None:
         )
 
 
-def held_out_hook(
-    config: RunConfig, run: RunDir, store: Store, device: torch.device, listener: Listener = SILENT
-) -> Hook:
+def held_out_hook(config: RunConfig, run: RunDir, store: Store, world: World, listener: Listener = SILENT) -> Hook:
     """A hook that measures the averaged weights every `config.train.evaluate_every` steps, pictures and noise the same.
 
-    A bound that is not finite is journalled as None.
+    All processes measure. A bound that is not finite is journalled as None.
 
     Raises:
         ConfigError: The store holds out no pictures.
@@ -55,14 +53,16 @@ def held_out_hook(
     chain = EvenSteps(min(steps, config.diffusion.schedule.timesteps))
     # The command's own defaults, so that both measure the same.
     request = LikelihoodRequest(num=min(num, len(store.held_out)), steps=chain)
-    opened = averaged_run(config, run, device, request.precision)
+    opened = averaged_run(config, run, world.device, request.precision)
 
     def held_out(state: TrainState) -> dict[str, Any] | None:
         if state.step % every:
             return None
         began = time.perf_counter()
-        averaged = opened(state)
-        result = _measure(averaged, store, request, chain)
+        averaged = together(world, lambda: opened(state))
+        result = _measure(averaged, store, request, chain, world)
+        # The clock of the first process is that of all.
+        seconds = world.channel.first(lambda: round(time.perf_counter() - began, 3))
         listener.say(f"step {state.step}: {_in_words(result)}")
         return {
             "event": "evaluation",
@@ -72,23 +72,23 @@ def held_out_hook(
             "num_images": len(result.total_bits_per_dim),
             "num_steps": len(result.terms_bits_per_dim),
             "weights": averaged.weights,
-            "seconds": round(time.perf_counter() - began, 3),
+            "seconds": seconds,
         }
 
     return held_out
 
 
-def _measure(averaged: OpenRun, store: Store, request: LikelihoodRequest, chain: EvenSteps) -> Likelihood:
+def _measure(averaged: OpenRun, store: Store, request: LikelihoodRequest, chain: EvenSteps, world: World) -> Likelihood:
     data, denoiser = averaged.config.data, averaged.denoiser
     assert request.num is not None, "the number of pictures is known"
     # Silent: one bar at a time, and training's own is on the screen.
     return likelihood(
         denoiser.respace(kept(chain, denoiser.schedule.timesteps)),
-        in_order(store, request.split, request.batch_size, request.num, data.size),
+        InOrder(store, request.split, request.batch_size, request.num, data.size),
         request.num,
         partial(conditioning, data),
         request.seed,
-        averaged.device,
+        world,
     )
 
 

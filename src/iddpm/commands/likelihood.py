@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from iddpm.commands.draw import spacing_key
+from iddpm.commands.opening import open_together
 from iddpm.commands.store import store_for
-from iddpm.data.loader import fixed_order, in_order
 from iddpm.data.store import Store, is_store
 from iddpm.diffusion.spacing import EvenSteps, StepsSpec, kept
 from iddpm.evaluation.likelihood import Likelihood
 from iddpm.evaluation.likelihood import likelihood as evaluate
+from iddpm.evaluation.pictures import InOrder
 from iddpm.experiment.conditioning import conditioning
-from iddpm.experiment.open_run import OpenRun, open_run
+from iddpm.experiment.open_run import OpenRun
 from iddpm.runtime.errors import ConfigError, DataError
 from iddpm.runtime.files import check_writable, write_json
 from iddpm.runtime.machine import describe_device
 from iddpm.runtime.precision import Precision
 from iddpm.runtime.telling import SILENT, Listener
-from iddpm.runtime.world import open_world
+from iddpm.runtime.world import World, open_world
 
 __all__ = ["LikelihoodRequest", "likelihood"]
 
@@ -52,46 +53,59 @@ class LikelihoodRequest:
 
 
 def likelihood(path: Path, request: LikelihoodRequest, listener: Listener = SILENT) -> dict[str, Any]:
-    """Evaluate the bound and save it; what is there already is not computed again.
+    """Evaluate the bound and save it; what is there already is not computed again. All processes have a part in it.
 
     Raises:
         InputError: The run, the data or the steps cannot be used.
     """
-    device = open_world(request.device).device
-    opened = open_run(
-        path,
-        device=device,
-        weights=request.weights,
-        step=request.step,
-        precision=request.precision,
-        listener=listener,
-    )
-    store = _store(opened, request, listener)
-    keep = kept(request.steps or EvenSteps(opened.denoiser.schedule.timesteps), opened.denoiser.schedule.timesteps)
-    index = fixed_order(store, request.split, request.num)
-    file = opened.run.evaluation(_key(opened, request, store, len(index), len(keep)))
-    if file.is_file():
-        listener.say(f"{file} is there already; nothing to do")
-        return {**json.loads(file.read_text(encoding="utf-8")), "path": str(file), "already_there": True}
-    check_writable(file.parent)
+    world = open_world(request.device)
+    with world.patient("start"):
+        opened = open_together(
+            world, path, listener, weights=request.weights, step=request.step, precision=request.precision
+        )
+        store = world.channel.in_turn(lambda: _store(opened, request, listener))
+        pictures, keep, file = world.channel.together(lambda: _plan(opened, request, store))
+        there = world.channel.first(lambda: _there(file, listener))
+    if there is not None:
+        return there
+    chain, of_split = opened.denoiser.schedule.timesteps, len(store.indices(request.split))
+    num = len(pictures.pictures)
     listener.say(f"{opened.run.path.name}: {opened.settings}")
     listener.say(
-        f"bits per dim of {len(index)} {request.split.replace('_', '-')} pictures of {len(store.indices(request.split))}, "
-        f"{len(keep)} of {opened.denoiser.schedule.timesteps} steps ({len(index) * len(keep)} network evaluations)"
+        f"bits per dim of {num} {request.split.replace('_', '-')} pictures of {of_split}, "
+        f"{len(keep)} of {chain} steps ({num * len(keep)} network evaluations)"
     )
     began = time.perf_counter()
     result = evaluate(
         opened.denoiser.respace(keep),
-        in_order(store, request.split, request.batch_size, request.num, opened.config.data.size),
-        len(index),
+        pictures,
+        num,
         partial(conditioning, opened.config.data),
         request.seed,
-        device,
+        world,
         listener,
     )
-    facts = _facts(opened, request, store, keep, result, time.perf_counter() - began)
-    write_json(file, facts)
+    facts = _facts(opened, request, store, keep, result, world, time.perf_counter() - began)
+    world.channel.first(lambda: write_json(file, facts))
     return {**facts, "path": str(file)}
+
+
+def _plan(opened: OpenRun, request: LikelihoodRequest, store: Store) -> tuple[InOrder, tuple[int, ...], Path]:
+    """The pictures, the indices of the chain, and the file of the result."""
+    chain = opened.denoiser.schedule.timesteps
+    keep = kept(request.steps or EvenSteps(chain), chain)
+    pictures = InOrder(store, request.split, request.batch_size, request.num, opened.config.data.size)
+    key = _key(opened, request, store, len(pictures.pictures), len(keep))
+    return pictures, keep, opened.run.evaluation(key)
+
+
+def _there(file: Path, listener: Listener) -> dict[str, Any] | None:
+    """What a file says that is there already."""
+    if not file.is_file():
+        check_writable(file.parent)
+        return None
+    listener.say(f"{file} is there already; nothing to do")
+    return {**json.loads(file.read_text(encoding="utf-8")), "path": str(file), "already_there": True}
 
 
 def _store(opened: OpenRun, request: LikelihoodRequest, listener: Listener) -> Store:
@@ -127,6 +141,7 @@ def _facts(
     store: Store,
     keep: tuple[int, ...],
     result: Likelihood,
+    world: World,
     seconds: float,
 ) -> dict[str, Any]:
     error = result.standard_error_bits_per_dim
@@ -152,6 +167,7 @@ def _facts(
         "weights": opened.weights,
         "precision": opened.precision,
         "device": describe_device(opened.device),
+        "processes": world.size,
         "train_step": opened.step,
         "settings": opened.settings,
         "seconds": round(seconds, 3),

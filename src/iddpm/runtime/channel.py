@@ -33,7 +33,7 @@ class Channel:
 
     def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None, name: str = ""):
         self.rank, self.size = rank, size
-        self._store, self._name, self._number = store, name, 0
+        self._store, self._name, self._number, self._counters = store, name, 0, 0
 
     def gather(self, value: T) -> list[T]:
         """The values of all processes, by rank; on each of them."""
@@ -49,10 +49,7 @@ class Channel:
             if self._number:  # who has sent this one has read all of the one before
                 self._store.delete_key(f"{self._name}/{self._number - 1}/{self.rank}")
         except RuntimeError as error:
-            raise TrainingError(
-                f"the other processes cannot be reached any more: {str(error).splitlines()[0]}",
-                "one of them, or its machine, is gone; the same command goes on from the last checkpoint",
-            ) from error
+            raise _unreachable(error) from error
         self._number += 1
         return values
 
@@ -81,6 +78,24 @@ class Channel:
             _raise(error if rank == self.rank else raised, rank, self.rank)
         return value  # type: ignore[return-value]
 
+    def counter(self) -> Callable[[int], int]:
+        """A number that starts at 0, common to all processes: given what to add, it tells what the number was before.
+
+        Whoever comes first is served first, without waiting for the others.
+        """
+        store, key, self._counters = self._store, f"{self._name}/counter-{self._counters}", self._counters + 1
+        alone = 0
+
+        def add(amount: int) -> int:
+            nonlocal alone
+            try:
+                alone = alone + amount if store is None else store.add(key, amount)
+            except RuntimeError as error:
+                raise _unreachable(error) from error
+            return alone - amount
+
+        return add
+
     def in_turn(self, work: Callable[[], T]) -> T:
         """Work that leaves something for those who come after: the first process does it before the others.
 
@@ -104,6 +119,13 @@ class Channel:
 
 ALONE = Channel()
 """That of one process, which no thread can get wrong."""
+
+
+def _unreachable(error: RuntimeError) -> TrainingError:
+    return TrainingError(
+        f"the other processes cannot be reached any more: {str(error).splitlines()[0]}",
+        "one of them, or its machine, is gone; the same command goes on from the last checkpoint",
+    )
 
 
 def _outcome(work: Callable[[], T]) -> tuple[T | None, IddpmError | None]:

@@ -1,8 +1,10 @@
-"""Pictures from a denoiser: any number, in batches of one fixed size, each a function of (seed, index) alone."""
+"""Pictures from a denoiser: any number, in batches of one fixed size, each a function of (seed, index) alone.
 
-from collections.abc import Callable, Iterator
+Batches do not depend on one another, so that they are shared out over all processes.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -13,9 +15,11 @@ from iddpm.data.codec import PixelCodec
 from iddpm.diffusion.denoiser import Cond, Denoiser
 from iddpm.diffusion.samplers import Sampler
 from iddpm.runtime.seeds import Draws, Stream
+from iddpm.runtime.sharing import Tally, share
 from iddpm.runtime.telling import SILENT, Listener
+from iddpm.runtime.world import World
 
-__all__ = ["Order", "default_batch_size", "generate"]
+__all__ = ["Order", "default_batch_size", "draw_batches", "generate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,16 @@ class Order:
     labels: Int[Tensor, "n"] | None = None
     low_res: UInt8[Tensor, "n c h w"] | None = None
 
+    @property
+    def batches(self) -> int:
+        """How many there are; they are numbered from 0."""
+        return -(-self.num // self.batch_size)
+
+    def rows(self, number: int) -> slice:
+        """The pictures of a batch."""
+        start = number * self.batch_size
+        return slice(start, min(start + self.batch_size, self.num))
+
 
 def default_batch_size(device: torch.device, side: int) -> int:
     """Pictures at once: enough to fill the device, few enough to fit it; a function of its kind and of the side."""
@@ -41,36 +55,72 @@ def default_batch_size(device: torch.device, side: int) -> int:
     return max(1, min(at_32, at_32 * 32 * 32 // (side * side)))
 
 
-@torch.inference_mode()
 def generate(
-    denoiser: Denoiser, sampler: Sampler, order: Order, device: torch.device, listener: Listener = SILENT
+    denoiser: Denoiser, sampler: Sampler, order: Order, world: World, listener: Listener = SILENT
 ) -> UInt8[np.ndarray, "n h w c"]:
-    """Sample an order.
+    """Sample an order in memory, over all processes; each of them has all of it then.
 
     Args:
         denoiser: On the chain that is to be walked; its network in evaluation mode.
         sampler: How to walk it.
         order: What to make.
-        device: Where to compute.
+        world: Where to compute.
         listener: Told the network evaluations done, of all.
     """
-    pictures = []
-    steps = denoiser.schedule.timesteps
-    batches = -(-order.num // order.batch_size)
+    channels, height, width = order.shape
+    images = torch.zeros((order.num, height, width, channels), dtype=torch.uint8)
 
-    def tell(number: int, done: int) -> None:
-        all_done = number * steps + done
-        listener.progress("sampling", all_done, batches * steps, f"steps, {number} of {batches} batches done")
+    def keep(number: int, batch: UInt8[np.ndarray, "b h w c"]) -> None:
+        images[order.rows(number)] = torch.from_numpy(batch)
 
-    for number, index in enumerate(_batches(order)):
-        x = _walk(denoiser, sampler, order, index, device, partial(tell, number))
-        pictures.append(PixelCodec().decode(x).permute(0, 2, 3, 1).cpu().numpy())
-    return np.concatenate(pictures)[: order.num]
+    draw_batches(denoiser, sampler, order, range(order.batches), world, keep, listener)
+    return world.sum(images).numpy()
 
 
-def _batches(order: Order) -> Iterator[Int[Tensor, "b"]]:
-    for start in range(0, order.num, order.batch_size):
-        yield torch.arange(start, start + order.batch_size)
+def draw_batches(
+    denoiser: Denoiser,
+    sampler: Sampler,
+    order: Order,
+    numbers: Sequence[int],
+    world: World,
+    keep: Callable[[int, UInt8[np.ndarray, "b h w c"]], object],
+    listener: Listener = SILENT,
+) -> None:
+    """Sample some batches of an order, each in the process that is free; return in all of them once all are kept.
+
+    Args:
+        denoiser: As `generate`; `sampler`, `order`, `world` and `listener` likewise.
+        sampler: How to walk its chain.
+        order: What to make.
+        numbers: The batches; the others of the order count as done.
+        world: Where to compute.
+        keep: Given the number and the pictures of each batch that was drawn in this process.
+        listener: Told the network evaluations done, of all.
+
+    Raises:
+        IddpmError: What `keep` raised in one process, in all.
+    """
+    steps, all_batches = denoiser.schedule.timesteps, order.batches
+    detail = f"steps of {all_batches} batches" + (f", {world.size} processes" if world.size > 1 else "")
+    done = (all_batches - len(numbers)) * steps
+    tally = Tally(world, listener, "sampling", all_batches * steps, done, detail)
+
+    def draw(number: int) -> None:
+        keep(number, _batch(denoiser, sampler, order, number, world.device, lambda: tally.add(1)))
+
+    share(world, numbers, draw)
+    tally.finish()
+
+
+@torch.inference_mode()
+def _batch(
+    denoiser: Denoiser, sampler: Sampler, order: Order, number: int, device: torch.device, told: Callable[[], object]
+) -> UInt8[np.ndarray, "b h w c"]:
+    """One batch of an order, without the pictures that only fill it up."""
+    rows = order.rows(number)
+    index = torch.arange(rows.start, rows.start + order.batch_size)
+    x = _walk(denoiser, sampler, order, index, device, told)
+    return PixelCodec().decode(x).permute(0, 2, 3, 1).cpu().numpy()[: rows.stop - rows.start]
 
 
 def _walk(
@@ -79,7 +129,7 @@ def _walk(
     order: Order,
     index: Int[Tensor, "b"],
     device: torch.device,
-    told: Callable[[int], None],
+    told: Callable[[], object],
 ) -> Float[Tensor, "b c h w"]:
     """From noise to a batch of pictures in model space; `told` of each step done."""
     rows = index.clamp(max=order.num - 1)
@@ -89,9 +139,9 @@ def _walk(
         low_res=None if order.low_res is None else PixelCodec().encode(order.low_res[rows].to(device)),
     )
     x = Draws(order.seed, 0, index).normal(Stream.SAMPLE_START, *order.shape)
-    for done, state in enumerate(sampler(denoiser, x, cond, _step_noise(order, index)), start=1):
+    for state in sampler(denoiser, x, cond, _step_noise(order, index)):
         x = state.x
-        told(done)
+        told()
     return x
 
 
