@@ -20,6 +20,7 @@ __all__ = ["Stalled", "Watch", "verdict"]
 
 PATIENCE_SECONDS = 600.0
 _LONGEST_INTERVAL_SECONDS = 5.0
+_ENDED = "watch/ended"  # there once a process has found out and ends the job: its own silence is no news then
 _WAITING = ("backward", "exchange")
 """Phases in which a process waits for the others: who stands still there is rarely the cause."""
 
@@ -59,13 +60,13 @@ class Watch:
 
     def __init__(self, rank: int, size: int, store: Store, patience_seconds: float = PATIENCE_SECONDS):
         self.patience_seconds = patience_seconds
-        self.on_hang: Callable[[list[Stalled]], object] = lambda _: None
+        self._on_hang: Callable[[list[Stalled]], object] = lambda _: None
         self._rank, self._store = rank, store
         self._watched = [r for r in range(size) if r != rank] if rank == 0 else [0] if rank == 1 else []
         self._now = ("start", None, True, time.monotonic())
         self._beats = 0
         self._heard: dict[int, tuple[int, float]] = {}
-        self._leaving = threading.Event()
+        self._leaving, self._wake = False, threading.Event()
         self._thread = threading.Thread(target=self._work, name="watch", daemon=True)
         self._thread.start()
 
@@ -73,17 +74,25 @@ class Watch:
         """Say what begins now. In a patient phase only death counts, not how long it takes."""
         self._now = (phase, step, patient, time.monotonic())
 
+    def expect(self, patience_seconds: float, on_hang: Callable[[list[Stalled]], object]) -> None:
+        """From now on: how long a process may stand still, and what is called where one does, before this process ends."""
+        self.patience_seconds, self._on_hang = patience_seconds, on_hang
+        self._wake.set()
+
     def close(self) -> None:
         """Look no more."""
-        self._leaving.set()
+        self._leaving = True
+        self._wake.set()
         self._thread.join()
 
     def _work(self) -> None:
         try:
-            while not self._leaving.wait(min(_LONGEST_INTERVAL_SECONDS, self.patience_seconds / 4)):
+            while not self._leaving:
                 self._beat()
-                if self._watched and (found := self._look()):
+                if self._watched and not self._store.check([_ENDED]) and (found := self._look()):
                     self._end(found)
+                self._wake.wait(min(_LONGEST_INTERVAL_SECONDS, self.patience_seconds / 4))
+                self._wake.clear()
         except RuntimeError:
             return  # the store has gone with its process; whoever talks to it next says so
 
@@ -119,7 +128,8 @@ class Watch:
         # Straight to the file: the main thread may hold the console's lock for good.
         for one in found:
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"iddpm: {one}\n".encode())
-        self.on_hang(found)
+        self._on_hang(found)
+        self._store.set(_ENDED, "1")
         os._exit(1)
 
 
@@ -144,4 +154,5 @@ def verdict(states: Mapping[int, tuple[Mapping[str, Any], float]], patience_seco
     ]
     silent = [one for one in stalled if one.silent]
     busy = [one for one in stalled if one.phase not in _WAITING]
-    return silent or busy or stalled
+    # Where all that stand still wait for others, it is for one that has done so for less long; or the exchange itself hangs.
+    return silent or busy or [one for one in stalled if one.seconds > 1.5 * patience_seconds]

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import secrets
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -93,7 +95,8 @@ class _Job:
     """The processes that torchrun has started; there is one a process, opened once."""
 
     def __init__(self, device: torch.device):
-        self.store, self.rank, self.size = _rendezvous()
+        store, self.rank, self.size = _rendezvous()
+        self.store = _fresh(store, self.rank, self.size)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         more: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
         dist.init_process_group(
@@ -106,7 +109,7 @@ class _Job:
 
     def line(self, name: str) -> Channel:
         number = self._lines[name] = self._lines.get(name, 0) + 1
-        return Channel(self.rank, self.size, self.store, f"iddpm/{name}-{number}")
+        return Channel(self.rank, self.size, self.store, f"{name}-{number}")
 
 
 _jobs: list[_Job] = []
@@ -159,6 +162,34 @@ def _rendezvous() -> tuple[dist.Store, int, int]:
             "start several processes with torchrun: torchrun --nproc-per-node 2 -m iddpm train ...",
         )
     return next(iter(dist.rendezvous("env://")))  # pyright: ignore  # in torch's documentation of custom rendezvous
+
+
+def _fresh(store: dist.Store, rank: int, size: int) -> dist.Store:
+    """A part of the store that these processes alone use.
+
+    After an elastic restart the store is the one of the processes before, with all that they have left; torch's own keys
+    would be taken for news too. So each greets with a word of its own; the first answers each with its greeting and the
+    word of this meeting, until all have repeated that.
+    """
+    own, others = secrets.token_hex(8), range(1, size)
+    while rank == 0:
+        for other in others:
+            if store.check([f"greeting/{other}"]):
+                store.set(f"answer/{other}", f"{store.get(f'greeting/{other}').decode()} {own}")
+        if all(
+            store.check([f"repeated/{other}"]) and store.get(f"repeated/{other}").decode() == own for other in others
+        ):
+            return dist.PrefixStore(own, store)
+        time.sleep(0.02)
+    store.set(f"greeting/{rank}", own)
+    while True:
+        greeting, _, word = (
+            store.get(f"answer/{rank}").decode().partition(" ") if store.check([f"answer/{rank}"]) else ("",) * 3
+        )
+        if greeting == own:
+            store.set(f"repeated/{rank}", word)
+            return dist.PrefixStore(word, store)
+        time.sleep(0.02)
 
 
 def _of_many(device: str | None) -> str:

@@ -66,9 +66,7 @@ class Replicated:
         self._called: nn.Module = net
         if world is not None and world.size > 1:
             devices = [world.device] if world.device.type == "cuda" else None
-            self._called = DistributedDataParallel(
-                net, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
-            )
+            self._called = DistributedDataParallel(net, device_ids=devices, gradient_as_bucket_view=True)
             self.loss_factor = float(world.size)
         self._target = self._called
 

@@ -74,8 +74,7 @@ class Session:
         )
         self.agreement = Agreement(self.world, self.run.path / "stop", self.deadline, self.keeper)
         if self.world.watch is not None:
-            self.world.watch.patience_seconds = self.config.faults.hang_seconds
-            self.world.watch.on_hang = self._journal_hang
+            self.world.watch.expect(self.config.faults.hang_seconds, self._journal_hang)
         self._began, self._steps_done, self._fresh = time.perf_counter(), 0, True
         # A CPU's counters can be read at no cost, a GPU's cannot.
         patience = self.config.faults.patience
