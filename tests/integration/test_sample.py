@@ -1,13 +1,15 @@
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from iddpm.commands.draw import SampleRequest, sample_key, steps_of
+from iddpm.commands.draw import SampleRequest, drawing, sample_key, steps_of
 from iddpm.commands.sample import sample
 from iddpm.commands.train import train
 from iddpm.diffusion.samplers import Ancestral, Ddim
@@ -267,3 +269,82 @@ def test_what_is_no_run_is_refused(tmp_path):
         draw(tmp_path / "missing")
     with pytest.raises(RunError, match="not a run directory"):
         draw(tmp_path)
+
+
+class Stopping(Lines):
+    """A listener that ends the work after so many steps, as a kill would."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+
+    def progress(self, task, done, total, detail=""):
+        super().progress(task, done, total, detail)
+        if len(self.progressed) > self.steps:
+            raise KeyboardInterrupt
+
+
+def hidden(run):
+    return sorted(path.name for path in (run / "samples").iterdir() if path.name.startswith("."))
+
+
+def test_dst_03_sampling_that_was_stopped_goes_on_where_it_was(trained, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("samples"))
+    whole = draw(run, 10)[0]["path"]
+    expected = Path(whole, "samples.npz").read_bytes()
+    shutil.rmtree(run / "samples")
+    with pytest.raises(KeyboardInterrupt):
+        draw(run, 10, listener=Stopping(4 * 2 + 1))  # in the last of three batches
+    (folder,) = hidden(run)
+    kept = {file.name: file.stat().st_mtime_ns for file in (run / "samples" / folder).iterdir()}
+    assert len(kept) == 2
+    told = Lines()
+    facts, _ = draw(run, 10, listener=told)
+    assert told.progressed == [("sampling", done, 12) for done in (9, 10, 11, 12)]
+    assert "2 of 3 batches were drawn before" in told.text
+    assert Path(facts["path"], "samples.npz").read_bytes() == expected
+    assert facts["seconds_per_image"] == pytest.approx(facts["seconds"] / 2, rel=1e-2)
+    assert hidden(run) == []
+
+
+def test_batches_of_another_batch_size_are_not_gone_on_with(trained, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("samples"))
+    with pytest.raises(KeyboardInterrupt):
+        draw(run, 10, listener=Stopping(9))
+    told = Lines()
+    draw(run, 10, listener=told, batch_size=5)
+    assert told.progressed[0] == ("sampling", 1, 8)
+    assert hidden(run) == []
+
+
+def test_what_decides_the_pictures_says_the_weights_themselves(trained):
+    run = opened(trained)
+    before = drawing(run, request()).identity()
+    assert drawing(opened(trained), request()).identity() == before
+    with torch.no_grad():
+        next(run.denoiser.net.net.parameters()).view(-1)[0] += 1e-3
+    assert drawing(run, request()).identity() != before
+    for other in ({"seed": 1}, {"label": "1"}, {"guidance": 2.0}, {"batch_size": 3}, {"sampler": Ddim(eta=0.5)}):
+        assert drawing(opened(trained), request(**other)).identity() != before
+
+
+def test_dst_03_cascade_that_was_stopped_goes_on_in_its_stage(trained, upsampler, tmp_path):
+    up = shutil.copytree(upsampler, tmp_path / "up", ignore=shutil.ignore_patterns("samples"))
+    expected = draw(trained, 6, up=up)[1]["arr_0"]
+    shutil.rmtree(up / "samples")
+    with pytest.raises(KeyboardInterrupt):
+        draw(trained, 6, up=up, listener=Stopping(2 * 4 + 5))  # one batch of the second stage is done
+    told = Lines()
+    assert (draw(trained, 6, up=up, listener=told)[1]["arr_0"] == expected).all()
+    assert told.progressed == [("sampling", done, 8) for done in (5, 6, 7, 8)]
+    assert hidden(up) == []
+
+
+def test_the_same_command_at_the_same_time_waits_and_draws_nothing(trained, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("samples"))
+    with ThreadPoolExecutor(2) as threads:
+        told = [Lines(), Lines()]
+        facts = [facts for facts, _ in threads.map(lambda lines: draw(run, 10, listener=lines), told)]
+    assert sorted(one.get("already_there", False) for one in facts) == [False, True]
+    assert sorted(len(lines.progressed) for lines in told) == [0, 12]
+    assert [path.name for path in (run / "samples").iterdir()] == [Path(facts[0]["path"]).name]
