@@ -13,7 +13,11 @@ __all__ = ["Arguments", "run"]
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Bits per dim of pictures under a run: the variational bound, its parts, and its error."""
+    """Bits per dim of pictures under a run: the variational bound, its parts, and its error.
+
+    Over several processes, with the same result: torchrun --nproc-per-node 8 -m -- iddpm likelihood RUN ...
+    (after --, torchrun does not take --num for its own).
+    """
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run directory."""
@@ -39,7 +43,7 @@ class Arguments:
     device: str | None = None
     """cpu, cuda, cuda:N or mps; None: a CUDA device where there is one."""
     json: bool = False
-    """Print one JSON object: bits_per_dim, standard_error_bits_per_dim, its terms, num_images, num_steps, seconds."""
+    """Print one JSON object: bits_per_dim, standard_error_bits_per_dim, its terms, num_images, num_steps, seconds, processes."""
 
 
 def run(argv: list[str]) -> None:

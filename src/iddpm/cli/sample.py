@@ -13,7 +13,11 @@ __all__ = ["Arguments", "run"]
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Draw pictures from a run. Settings come from the run directory; picture i depends on (seed, i) alone."""
+    """Draw pictures from a run. Settings come from the run directory; picture i depends on (seed, i) alone.
+
+    What was interrupted goes on where it was, by the same command. Over several processes, with the same pictures:
+    torchrun --nproc-per-node 8 -m -- iddpm sample RUN ... (after --, torchrun does not take --num for its own).
+    """
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run directory."""
@@ -48,7 +52,8 @@ class Arguments:
     device: str | None = None
     """cpu, cuda, cuda:N or mps; None: a CUDA device where there is one."""
     json: bool = False
-    """Print one JSON object: path, grid, num, sampler, steps, timesteps, seconds, seconds_per_image."""
+    """Print one JSON object: path, grid, num, sampler, steps, timesteps, seconds, seconds_per_image,
+    processes."""
 
 
 def run(argv: list[str]) -> None:

@@ -59,7 +59,8 @@ def held_out_hook(config: RunConfig, run: RunDir, store: Store, world: World, li
         if state.step % every:
             return None
         began = time.perf_counter()
-        averaged = together(world, lambda: opened(state))
+        with world.patient("evaluation"):
+            averaged = together(world, lambda: opened(state))
         result = _measure(averaged, store, request, chain, world)
         # The clock of the first process is that of all.
         seconds = world.channel.first(lambda: round(time.perf_counter() - began, 3))

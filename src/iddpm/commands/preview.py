@@ -35,7 +35,8 @@ def preview_hook(config: RunConfig, run: RunDir, world: World) -> Hook:
         if state.step % every:
             return None
         began = time.perf_counter()
-        averaged = together(world, lambda: opened(state))
+        with world.patient("preview"):
+            averaged = together(world, lambda: opened(state))
         steps = EvenSteps(min(_STEPS, averaged.denoiser.schedule.timesteps))
         request = SampleRequest(num=_NUM, steps=steps, sampler=Ddim(), batch_size=batch_size)
         samples = draw_samples(averaged, request, world)

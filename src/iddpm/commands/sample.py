@@ -123,19 +123,19 @@ def _draw(folder: Path, drawings: Sequence[Drawing], world: World, listener: Lis
     began, drawn, low_res = time.perf_counter(), 0, None
     for stage, one in enumerate(drawings):
         order = replace(one.order, low_res=low_res)
-        missing = world.channel.first(partial(parts.missing, stage, order.batches))
+        missing = world.channel.first(partial(parts.missing, stage, order))
         if len(missing) < order.batches:
             listener.say(f"{order.batches - len(missing)} of {order.batches} batches were drawn before")
         keep = partial(parts.write, stage)
         draw_batches(one.denoiser, one.request.sampler, order, missing, world, keep, listener)
         drawn = sum(len(range(order.num)[order.rows(number)]) for number in missing)
         if one is not drawings[-1]:
-            small = together(world, partial(parts.read, stage, order.batches))
+            small = together(world, partial(parts.read, stage, order))
             low_res = torch.from_numpy(small).permute(0, 3, 1, 2)
 
     def finish() -> dict[str, Any]:
         last = drawings[-1]
-        images = parts.read(len(drawings) - 1, last.order.batches)
+        images = parts.read(len(drawings) - 1, last.order)
         facts = last.facts(world, time.perf_counter() - began, drawn)
         told = save_samples(folder, Samples(images=images, labels=last.labels, facts=facts))
         parts.remove()

@@ -9,6 +9,7 @@ from jaxtyping import UInt8
 
 from iddpm.runtime.errors import RunError
 from iddpm.runtime.files import reported, write_bytes
+from iddpm.sampling.generate import Order
 
 __all__ = ["Parts"]
 
@@ -39,10 +40,10 @@ class Parts:
                 if not file.name.startswith(f"{self._stamp}-"):
                     file.unlink(missing_ok=True)
 
-    def missing(self, stage: int, batches: int) -> list[int]:
+    def missing(self, stage: int, order: Order) -> list[int]:
         """The batches of a stage that are not there, in order."""
         there = {file.name for file in self.folder.iterdir()}
-        return [number for number in range(batches) if self._name(stage, number) not in there]
+        return [number for number in range(order.batches) if self._name(stage, number) not in there]
 
     def write(self, stage: int, number: int, images: UInt8[np.ndarray, "b h w c"]) -> None:
         """Keep a batch.
@@ -54,13 +55,21 @@ class Parts:
         np.save(content, images, allow_pickle=False)
         write_bytes(self.folder / self._name(stage, number), content.getvalue())
 
-    def read(self, stage: int, batches: int) -> UInt8[np.ndarray, "n h w c"]:
-        """All batches of a stage, in order.
+    def read(self, stage: int, order: Order) -> UInt8[np.ndarray, "n h w c"]:
+        """All pictures of a stage, once none is missing.
 
         Raises:
-            RunError: One of them is not there or damaged.
+            RunError: A batch is not there, or damaged.
         """
-        return np.concatenate([_read(self.folder / self._name(stage, number)) for number in range(batches)])
+        channels, height, width = order.shape
+        images = np.empty((order.num, height, width, channels), np.uint8)
+        for number in range(order.batches):
+            file = self.folder / self._name(stage, number)
+            try:
+                images[order.rows(number)] = np.load(file, allow_pickle=False)
+            except (OSError, ValueError, EOFError) as error:
+                raise RunError(f"{file} cannot be read: {error}", "remove it, and repeat the command") from error
+        return images
 
     def remove(self) -> None:
         """They are not needed any more."""
@@ -73,10 +82,3 @@ class Parts:
 def _folder_of(result: Path) -> Path:
     """Where the parts of a result lie."""
     return result.with_name(f".{result.name}.parts")
-
-
-def _read(file: Path) -> UInt8[np.ndarray, "b h w c"]:
-    try:
-        return np.load(file, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} cannot be read: {error}", "remove it, and repeat the command") from error
