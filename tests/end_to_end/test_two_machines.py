@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from tiny import journalled, tensors_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.dist]
