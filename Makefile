@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: install check test slow bench bench-data bench-saving demo docs clean
+.PHONY: install check test slow bench bench-data bench-saving bench-exchange demo docs clean
 
 install: $(VENV)/.dev
 
@@ -43,6 +43,9 @@ bench-data: $(VENV)/.dev
 
 bench-saving: $(VENV)/.dev
 	$(BIN)/python benchmarks/saving.py
+
+bench-exchange: $(VENV)/.dev
+	$(BIN)/python benchmarks/exchange.py
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/build.py
