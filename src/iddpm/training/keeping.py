@@ -17,10 +17,11 @@ from iddpm.training.saving import Retention, Saved, Saver, is_good
 from iddpm.training.settings import TrainConfig
 from iddpm.training.state import TrainState, state_scalars, state_tensors, written_here
 
-__all__ = ["Keeper"]
+__all__ = ["GO_ON", "HOLD", "TRY_AGAIN", "Keeper"]
 
 _RETRY_SECONDS = 60.0
 _LAST_RETRIES = 10
+GO_ON, HOLD, TRY_AGAIN = range(3)
 
 
 class Keeper:
@@ -48,21 +49,23 @@ class Keeper:
         self._powers = tuple(power_name(width) for width in config.ema_widths)
         self._written_once = run.written_once() if world.is_first else {}
         self._begun_at = saved_at
-        self._owed, self._retry_at = False, 0.0
+        self._owed, self._failed, self._retry_at = False, False, 0.0
         self._metrics: tuple[int, dict[str, Any]] = (-1, {})
 
     def measured(self, step: int, metrics: dict[str, Any]) -> None:
         """Take note of a measurement of this step's weights; a checkpoint of the step will hold it."""
         self._metrics = (step, metrics)
 
-    def is_ready(self) -> bool:
-        """Whether it is time to try again what could not be written, if there is such a thing."""
-        return time.monotonic() >= self._retry_at
+    def mood(self) -> int:
+        """What a save that failed means now: `GO_ON` where none has, `HOLD` for a minute, then `TRY_AGAIN`."""
+        if not self._failed:
+            return GO_ON
+        return TRY_AGAIN if time.monotonic() >= self._retry_at else HOLD
 
-    def is_due(self, ready: bool) -> bool:
-        """Whether a checkpoint is to be written after this step; `ready` is what `is_ready` said in the first process."""
-        falls_due = self._owed or self._state.step % self._config.checkpoint_every == 0
-        return falls_due and ready and self._state.guard.reading().in_a_row == 0
+    def is_due(self, mood: int) -> bool:
+        """Whether a checkpoint is to be written after this step; `mood` is the first process's."""
+        falls_due = mood == TRY_AGAIN or self._owed or self._state.step % self._config.checkpoint_every == 0
+        return falls_due and mood != HOLD and self._state.guard.reading().in_a_row == 0
 
     def weights_are_finite(self) -> bool:
         """Whether every weight is a finite number."""
@@ -92,7 +95,7 @@ class Keeper:
         step = self._state.step
         if self._world.size > 1:  # whether the save before has failed is known to all only once it has ended
             self.tell(wait=True)
-        self._owed = False
+        self._owed = self._failed = False
         if self._begun_at == step:
             return
         self._begun_at = step
@@ -145,7 +148,7 @@ class Keeper:
         self.tell(wait=True)
         target = self._world.channel.first(lambda: self._clear_for(before))
         if target is not None:
-            self._begun_at, self._owed = target.step, False
+            self._begun_at, self._owed, self._failed = target.step, False, False
         return target
 
     def _clear_for(self, before: int | None) -> Checkpoint | None:
@@ -206,7 +209,7 @@ class Keeper:
     def _tell_failed(self, saved: Saved, error: OutputError, then: str) -> None:
         self._journal.write("checkpoint_failed", step=saved.step, reason=error.what)
         if self._begun_at == saved.step:
-            self._begun_at, self._owed, self._retry_at = None, True, time.monotonic() + _RETRY_SECONDS
+            self._begun_at, self._failed, self._retry_at = None, True, time.monotonic() + _RETRY_SECONDS
         stands = "none before it is known to stand"
         with contextlib.suppress(OSError):  # a place that is gone cannot say
             steps = [checkpoint.step for checkpoint in list_checkpoints(self._run.checkpoints)]

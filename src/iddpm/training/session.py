@@ -94,7 +94,7 @@ class Session:
         record.add(result, 0.0 if self._fresh else batches.wait_seconds)
         self._fresh = False
         self._steps_done += 1
-        due = self.keeper.is_due(self.agreement.ready())
+        due = self.keeper.is_due(self.agreement.mood())
         if self._looks(due):
             self.agreement.hear(result.asked.tolist())
         if (reason := self._gone_bad(due)) is not None:
