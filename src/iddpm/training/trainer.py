@@ -279,7 +279,10 @@ def train(session: Session, batches: Batches) -> Outcome:
         OutputError: The last checkpoint cannot be written.
     """
     state, config, stop = session.state, session.config, session.stop
-    session.listener.progress("training", state.step, config.steps, "")
+    if state.step < config.steps:
+        session.listener.progress("training", state.step, config.steps, "")
+    else:
+        stop.asked()  # a file that asks has its answer, and goes
     if session.save_first:
         session.keeper.begin()
     with stop, arithmetic(config.precision, session.world.device):
