@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from many import rank, write_result
-from tiny import Lines, tiny_config
 
 import iddpm.training.session
 from iddpm.commands.train import train
@@ -22,6 +20,8 @@ from iddpm.experiment.build import DiffusionTask
 from iddpm.experiment.config import RunConfig
 from iddpm.runtime.errors import IddpmError
 from iddpm.runtime.world import close_world
+from many import rank, write_result
+from tiny import Lines, tiny_config
 
 __all__ = ["config_of", "spoilt"]
 

@@ -462,6 +462,7 @@ def test_the_fingerprint_tells_what_is_rewritten_in_place_from_what_it_was(tmp_p
     assert prints[0] != prints[1]
 
 
+@pytest.mark.slow
 def test_a_zip_of_more_members_than_its_end_can_count(tmp_path):
     """Writers without zip64 count modulo 65,536."""
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:

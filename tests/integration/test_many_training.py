@@ -4,13 +4,10 @@ import json
 from pathlib import Path
 from unittest.mock import patch
 
-import many_training
 import pytest
 import torch
-from many import launched, results
-from many_training import config_of, spoilt
-from tiny import journalled, losses_of, same, tensors_of
 
+import many_training
 from iddpm.artifacts.checkpoint import list_checkpoints
 from iddpm.commands.draw import SampleRequest
 from iddpm.commands.sample import sample
@@ -18,6 +15,9 @@ from iddpm.commands.train import train
 from iddpm.diffusion.samplers import Ddim
 from iddpm.diffusion.spacing import EvenSteps
 from iddpm.experiment.build import DiffusionTask
+from many import launched, results
+from many_training import config_of, spoilt
+from tiny import journalled, losses_of, same, tensors_of
 
 pytestmark = pytest.mark.dist
 SCRIPT = Path(many_training.__file__)

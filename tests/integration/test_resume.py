@@ -419,3 +419,66 @@ def test_manifest_that_says_nothing_is_damage(config, run, manifest):
     told = Lines()
     assert train(config, run, listener=told).resumed_from == 2
     assert "warning: " in told.text
+
+
+def test_lost_provenance_is_said_and_written_anew(config, run):
+    (run / "provenance.json").unlink()
+    told = Lines()
+    assert train(config, run, listener=told).resumed_from == 4
+    assert sum("has lost its provenance.json" in line for line in told.lines) == 1
+    assert open_run_dir(run).provenance["store"] == config.data.source
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_journal_that_ends_before_the_checkpoint_is_said(config, run, left):
+    lines = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "journal.jsonl").write_bytes(b"".join(lines[:left]))
+    told = Lines()
+    assert train(config, run, listener=told).resumed_from == 4
+    assert sum("ends before step 4" in line for line in told.lines) == 1
+
+
+def test_whole_journal_and_snapshots_need_no_word(config, tmp_path):
+    tracked = replace(config, train=replace(config.train, ema_widths=(0.1, 0.05)))
+    train(tracked, tmp_path / "run")
+    told = Lines()
+    more = replace(tracked, train=replace(tracked.train, steps=5))
+    train(more, tmp_path / "run", listener=told)
+    assert "warning" not in told.text
+    shutil.rmtree(tmp_path / "run" / "averages" / "000000002")
+    train(replace(more, train=replace(more.train, steps=6)), tmp_path / "run", listener=told)
+    assert "lacks 1 of 2 snapshots" in told.text
+
+
+def test_checkpoints_without_a_config_are_not_called_foreign(config, run):
+    (run / "config.json").unlink()
+    with pytest.raises(OutputError, match=r"not its config\.json") as refused:
+        train(config, run)
+    assert "--init" in str(refused.value.fix)
+
+
+def test_run_that_is_at_its_end_has_nothing_to_do_and_takes_a_stop_file_along(config, tmp_path):
+    run, told = tmp_path / "run", Lines()
+    train(config, run)
+    (run / "stop").touch()
+    (run / "checkpoints" / "000000004").rename(run / "checkpoints" / "best")
+    fewer = replace(config, train=replace(config.train, steps=3))
+    assert train(fewer, run, listener=told).stopped_by is None
+    assert f"nothing to do: the run is at step 4 of 3; checkpoint in {run / 'checkpoints' / 'best'}" in told.text
+    assert not (run / "stop").exists()
+    assert told.progressed == []
+
+
+def test_other_weights_that_are_not_finite_are_refused_by_name(config, run, tmp_path):
+    tensors = load_tensors(list_checkpoints(run / "checkpoints")[-1], "ema-0.99")
+    tensors["out.2.bias"][0] = float("nan")
+    torch.save(tensors, tmp_path / "nan.pt")
+    with pytest.raises(RunError, match=r"not finite, in out\.2\.bias"):
+        train(replace(config, init=str(tmp_path / "nan.pt")), tmp_path / "new")
+    assert not (tmp_path / "new" / "checkpoints").exists()
+
+
+def test_loss_that_runs_away_is_said(config, tmp_path):
+    told = Lines()
+    train(replace(config, train=replace(config.train, lr=3.0, steps=8)), tmp_path / "run", listener=told)
+    assert "times that of earlier in this session" in told.text

@@ -264,3 +264,12 @@ def test_error_of_a_sync_is_told_and_kills_nothing(tmp_path, monkeypatch):
         assert "Input/output error" in journal.pending.what
         journal.sync()
         assert journal.pending is None
+
+
+def test_zeros_that_a_power_cut_left_are_in_nobodys_way(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    for name in ("first", "second", "third"):
+        with Journal(path) as journal:
+            journal.write(name)
+        path.write_bytes(path.read_bytes() + bytes(200))
+    assert [event["event"] for event in read_journal(path)] == ["first", "second", "third"]

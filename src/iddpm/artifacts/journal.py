@@ -20,6 +20,7 @@ MEMORY_BYTES = 16 * 1024**2
 """Most that is kept of events that cannot be written."""
 
 Event = dict[str, Any]
+_UNWRITTEN = "\0 \t\r"  # a power cut can leave zeros where something was being written
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
@@ -180,8 +181,9 @@ def read_journal(path: Path) -> list[Event]:
     """
     lines = _text(Path(path)).split("\n") if Path(path).exists() else []
     events: list[Event] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
+    for number, whole_line in enumerate(lines, start=1):
+        line = whole_line.strip(_UNWRITTEN)
+        if not line:
             continue
         try:
             event = json.loads(line)

@@ -83,10 +83,12 @@ def _run(name: str, arguments: list[str], rank: int = 0) -> int:
         if _is_own(rank, error.is_told_elsewhere):
             print(f"iddpm {name}: {f'rank {rank}: ' if rank else ''}{error}", file=sys.stderr)
         return error.exit_status
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's; importing torch for its name would cost a second
+    except (RuntimeError, MemoryError) as error:
+        from iddpm.runtime.memory import first_line, is_out_of_memory
+
+        if not is_out_of_memory(error):
             raise
-        print(f"iddpm {name}: {str(error).splitlines()[0]}\n{_LESS_MEMORY}", file=sys.stderr)
+        print(f"iddpm {name}: out of memory ({first_line(error)})\n{_LESS_MEMORY}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"\niddpm {name}: interrupted", file=sys.stderr)

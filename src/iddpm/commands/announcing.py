@@ -1,5 +1,6 @@
 """What `iddpm train` says of a run as it starts, after its first steps, and as it ends."""
 
+from iddpm.artifacts.checkpoint import checkpoint_name, list_checkpoints
 from iddpm.artifacts.run_dir import RunDir
 from iddpm.data.store import Store
 from iddpm.experiment.config import RunConfig
@@ -76,13 +77,16 @@ def estimate_hook(config: RunConfig, listener: Listener) -> Hook:
 
 def tell_end(run: RunDir, config: RunConfig, outcome: Outcome, listener: Listener) -> None:
     """Say how far it came, and where the checkpoint is."""
-    step, where = outcome.step, f"checkpoint in {run.checkpoints / f'{outcome.step:09d}'}"
+    step, train_steps = outcome.step, config.train.steps
+    places = [checkpoint.path for checkpoint in list_checkpoints(run.checkpoints) if checkpoint.step == step]
+    where = f"checkpoint in {places[-1] if places else run.checkpoints / checkpoint_name(step)}"
+    if outcome.steps_done == 0 and outcome.stopped_by is None:
+        listener.say(f"nothing to do: the run is at step {step} of {train_steps}; {where}")
+        return
     if outcome.stopped_by is not None:
         listener.say(
-            f"stopped by {outcome.stopped_by} at step {step} of {config.train.steps}; {where}; "
+            f"stopped by {outcome.stopped_by} at step {step} of {train_steps}; {where}; "
             "the same command goes on from there"
         )
     else:
-        listener.say(
-            f"done: step {step} of {config.train.steps} after {duration(outcome.seconds)} in this session; {where}"
-        )
+        listener.say(f"done: step {step} of {train_steps} after {duration(outcome.seconds)} in this session; {where}")

@@ -1,12 +1,12 @@
 """The way into a run directory: a new run, or one to go on with; what it starts from, and where it stands."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from iddpm.artifacts.checkpoint import list_checkpoints
+from iddpm.artifacts.checkpoint import Checkpoint, list_checkpoints
 from iddpm.artifacts.run_dir import RunDir, open_run_dir, start_run_dir
 from iddpm.artifacts.weights import WEIGHT_PLACES
 from iddpm.data.opening import NAMES
@@ -15,7 +15,7 @@ from iddpm.experiment.config import RunConfig
 from iddpm.experiment.identity import check_same_run, config_from_json, config_to_json
 from iddpm.experiment.recipes import RECIPES
 from iddpm.runtime.errors import ConfigError, DataError, OutputError, RunError
-from iddpm.runtime.files import check_writable, remove_folder
+from iddpm.runtime.files import check_writable, remove_folder, write_json
 from iddpm.runtime.machine import provenance
 from iddpm.runtime.telling import Listener
 from iddpm.runtime.world import World
@@ -61,6 +61,11 @@ def free_place(out: Path) -> Path:
     check_writable(out)
     foreign = [path for path in out.iterdir() if path.name != "provenance.json" and not path.name.startswith(".")]
     if foreign and not (out / "config.json").is_file():  # else it is what a start that was cut short leaves
+        if left := list_checkpoints(RunDir(out).checkpoints):
+            raise OutputError(
+                f"{out} holds checkpoints of a run, but not its config.json",
+                f"restore that file, or start a new run elsewhere with --init {left[-1].path}",
+            )
         raise OutputError(f"{out} is not empty and holds no run", "give an empty or a new folder with --out")
     return out
 
@@ -73,17 +78,24 @@ class Entered:
         run: Where.
         config: What training is to go on with.
         changes: What that changes.
-        provenance: Of a run that is new; None: the run is there already.
+        provenance: Of a run that is new, or has lost it; None: it is there.
+        is_new: Whether the run is.
     """
 
     run: RunDir
     config: RunConfig
     changes: dict[str, Any]
     provenance: dict[str, Any] | None
+    is_new: bool
 
-    def start(self) -> None:
+    def start(self, listener: Listener) -> None:
         """Write what is written once. What can be refused has been refused by now, so that no refused run lies about."""
-        if self.provenance is not None:
+        if self.provenance is None:
+            return
+        if not self.is_new:
+            listener.say(f"warning: {self.run.path} has lost its provenance.json; one of this start is written")
+            write_json(self.run.path / "provenance.json", self.provenance)
+        else:
             start_run_dir(self.run.path, config_to_json(self.config), self.provenance)
 
 
@@ -100,13 +112,20 @@ def enter(out: Path, config: RunConfig, store: Store, world: World, prepare_seco
         old = config_from_json(run.config)
         if config.init is None:  # it has had its effect already, and need not be said again
             config = replace(config, init=old.init)
-        return Entered(run, config, check_same_run(old, config), None)
-    facts = provenance(world.device) | {
+        changes = check_same_run(old, config)
+        if (out / "provenance.json").is_file():
+            return Entered(run, config, changes, None, is_new=False)
+        return Entered(run, config, changes, _facts(store, world, prepare_seconds), is_new=False)
+    return Entered(RunDir(out), config, {}, _facts(store, world, prepare_seconds), is_new=True)
+
+
+def _facts(store: Store, world: World, prepare_seconds: float) -> dict[str, Any]:
+    """What is written of a run once, at its start."""
+    return provenance(world.device) | {
         "store": str(store.path.resolve()),
         "data": dataclasses.asdict(store.provenance) | {"ignored": None, "damaged": None},
         "prepare_seconds": round(prepare_seconds, 3),
     }
-    return Entered(RunDir(out), config, {}, facts)
 
 
 def check_init(config: RunConfig) -> None:
@@ -141,6 +160,20 @@ def _remove_newer(run: RunDir, step: int) -> None:
             remove_folder(snapshot.path)
 
 
+def _lost(run: RunDir, checkpoint: Checkpoint, events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What should be beside a checkpoint and is not."""
+    steps = [event["step"] for event in events if event["event"] in ("step", "checkpoint")]
+    if checkpoint.step > max(steps, default=0):  # the journal is written before a checkpoint is
+        yield f"{run.journal_path} ends before step {checkpoint.step}: curves and counts of what is missing are lost"
+    there = {snapshot.step for snapshot in list_checkpoints(run.averages)}
+    told = {event["step"] for event in events if event["event"] == "snapshot" and event["step"] <= checkpoint.step}
+    if gone := sorted(told - there):
+        yield (
+            f"{run.averages} lacks {len(gone)} of {len(told)} snapshots that were written (the first of step {gone[0]}): "
+            "other widths of the average can be made less well"
+        )
+
+
 def resume(run: RunDir, state: TrainState, world: World, listener: Listener) -> int | None:
     """Put the newest whole checkpoint into the state; None where the run has none yet.
 
@@ -164,7 +197,10 @@ def resume(run: RunDir, state: TrainState, world: World, listener: Listener) -> 
     for complaint in complaints:
         listener.say(f"warning: {complaint}; using the checkpoint of step {checkpoint.step}")
     world.channel.together(lambda: load_checkpoint(state, checkpoint))
-    _take_up(state, world.channel.first(run.events))
+    events = world.channel.first(run.events)
+    _take_up(state, events)
+    for loss in world.channel.first(lambda: list(_lost(run, checkpoint, events))):
+        listener.say(f"warning: {loss}")
     world.channel.first(lambda: _remove_newer(run, state.step))
     listener.say(f"resumed step {state.step} from {checkpoint.path}")
     return state.step

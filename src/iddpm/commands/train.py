@@ -144,7 +144,7 @@ def _train(
         hooks = _hooks(config, run, store, world, listener)
         state, initial, resumed_from = _state(config, run, world, listener)
         micro, found = micro_batch(config, state, batches, world, run, listener)
-        world.channel.first(entered.start)
+        world.channel.first(lambda: entered.start(listener))
     announce(run, config, store, state, world, micro, listener)
     with _journal(run, world) as journal:
         _journal_start(journal, entered, store, world, state.step, resumed_from)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from iddpm.artifacts.weights import Weights, read_weights
 from iddpm.experiment.config import RunConfig
 from iddpm.experiment.identity import config_to_json, differences
-from iddpm.runtime.errors import ConfigError
+from iddpm.runtime.errors import ConfigError, RunError
 
 __all__ = ["InitialWeights", "describe", "load_initial"]
 
@@ -55,7 +55,7 @@ def load_initial(net: nn.Module, config: RunConfig, source: str) -> InitialWeigh
         source: What `iddpm.artifacts.weights.read_weights` takes.
 
     Raises:
-        RunError: The source cannot be read.
+        RunError: The source cannot be read, or holds numbers that are not finite.
         ConfigError: Less than half of the network's parameters are in it; the network is untouched then.
     """
     weights = read_weights(Path(source))
@@ -67,6 +67,7 @@ def load_initial(net: nn.Module, config: RunConfig, source: str) -> InitialWeigh
     fitting = [name for name, tensor in there.items() if name in new and new[name].shape == tensor.shape]
     not_loaded = tuple(_why(name, tensor, new) for name, tensor in there.items() if name not in fitting)
     _check_enough(there, fitting, not_loaded, weights)
+    _check_finite({name: new[name] for name in fitting}, weights.origin)
     with torch.no_grad():
         for name in fitting:
             there[name].copy_(new[name])
@@ -86,11 +87,13 @@ def _differences(old: dict[str, Any] | None, config: RunConfig) -> tuple[str, ..
     here, there = config_to_json(config)["diffusion"], (old or {}).get("diffusion")
     if not isinstance(there, dict):
         return ()
+    found = list(differences({name: there.get(name) for name in _MEANING}, {name: here[name] for name in _MEANING}))
+    # Of two kinds of schedule their own settings say nothing more.
+    kinds = [path.rpartition(".")[0] for path, _, _ in found if path.endswith(".kind")]
     return tuple(
         f"diffusion.{path}: {a} there, {b} here"
-        for path, a, b in differences(
-            {name: there.get(name) for name in _MEANING}, {name: here[name] for name in _MEANING}
-        )
+        for path, a, b in found
+        if path.endswith(".kind") or path.rpartition(".")[0] not in kinds
     )
 
 
@@ -112,6 +115,15 @@ def _check_enough(there: dict[str, Tensor], fitting: list[str], not_loaded: tupl
             f"--init: {weights.origin} has {found / total:.0%} of this network's parameters, at least half are needed; "
             f"without: {_listed(not_loaded, 3)}",
             f"give weights of a network of this kind and width; it holds, for example: {_listed(tuple(weights.tensors), 3)}",
+        )
+
+
+def _check_finite(tensors: dict[str, Tensor], origin: str) -> None:
+    bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if bad:
+        raise RunError(
+            f"--init: {origin} holds numbers that are not finite, in {_listed(tuple(bad), 3)}",
+            "give weights from before that happened",
         )
 
 

@@ -14,6 +14,8 @@ _SIGNS = (
     "can't allocate memory",  # CPU
     "not enough memory",  # CPU, on Windows
     "std::bad_alloc",
+    "could not create a primitive",  # oneDNN, where there is no room for what it needs inside
+    "could not create a memory",
     "out of memory",  # MPS, and the CUDA driver where torch did not ask
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",

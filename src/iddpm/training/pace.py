@@ -45,8 +45,10 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """A length of time for people: "8 s", "12 min 5 s", "3 h 20 min", "2 d 4 h"."""
+    """A length of time for people: "40 ms", "8 s", "12 min 5 s", "3 h 20 min", "2 d 4 h"."""
     whole = round(seconds)
+    if 0 < seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.0095 else f"{seconds * 1000:.1f} ms"
     if whole < 60:
         return f"{whole} s" if whole >= 10 or seconds == whole else f"{seconds:.1f} s"
     for big, unit, small, sub in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):

@@ -13,6 +13,7 @@ from iddpm.training.step import StepResult
 
 __all__ = ["Record"]
 
+_RUN_AWAY = 10.0
 WAIT_SHARE = 0.05  # of the time between two entries of the journal; more is worth a warning
 
 
@@ -41,6 +42,7 @@ class Record:
         self._counted_at = time.perf_counter()
         self._last_at = self._counted_at
         self._waited, self._warned, self._journal_failed = 0.0, False, False
+        self._first_loss: float | None = None
 
     def add(self, result: StepResult, waited_seconds: float) -> None:
         """Take in one step, and how long it waited for its batch."""
@@ -82,6 +84,7 @@ class Record:
             self._listener.say(
                 f"warning: {skipped} of {steps} steps up to step {state.step} were skipped: their loss or gradient was not finite{scaled}"
             )
+        self._warn_of_loss(reading.get("loss"))
         self._warn_of_waiting(waited / (now - moment))
         self._warn_of_journal()
 
@@ -90,6 +93,18 @@ class Record:
         self._meter = Meter(self._state.task.timesteps)
         self._last_at = time.perf_counter()
         self._waited = 0.0
+
+    def _warn_of_loss(self, loss: float | None) -> None:
+        """A loss can run away through finite numbers too, which no policy stops: it may come back."""
+        if loss is None:
+            return
+        first = self._first_loss = loss if self._first_loss is None else self._first_loss
+        if loss > _RUN_AWAY * first > 0:
+            self._first_loss = loss  # the next warning is for what is as much worse again
+            self._listener.say(
+                f"warning: the loss of {loss:.3g} at step {self._state.step} is {loss / first:.0f} times that of earlier in "
+                "this session; where it does not come back, start anew with a lower --train.lr or a --train.grad-clip"
+            )
 
     def _warn_of_waiting(self, share: float) -> None:
         if share <= WAIT_SHARE or self._warned:

@@ -24,9 +24,12 @@ __all__ = [
 ]
 
 
-def _require(holds: object, name: str, value: object, allowed: str, tree: str = "train") -> None:
+def _require(
+    holds: object, name: str, value: object, allowed: str, tree: str = "train", fix: str | None = None
+) -> None:
     if not holds:
-        raise ConfigError(f"{tree}.{name} is {value}; allowed: {allowed}", f"set --{tree}.{name.replace('_', '-')}")
+        flag = (fix or name).replace("_", "-")
+        raise ConfigError(f"{tree}.{name} is {value}; allowed: {allowed}", f"set --{tree}.{flag}")
 
 
 WIDEST = 0.28
@@ -214,6 +217,7 @@ class TrainConfig:
             "keep_best",
             self.keep_best,
             "None, unless every checkpoint is measured (checkpoint_every is a multiple of evaluate_every)",
+            fix="evaluate_every",
         )
         _require(
             not self.gradient_noise_scale or self.batch_size >= 2,

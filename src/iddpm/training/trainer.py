@@ -17,7 +17,10 @@ def train(session: Session, batches: Batches) -> Outcome:
         OutputError: The last checkpoint cannot be written.
     """
     state, config, agreement = session.state, session.config, session.agreement
-    session.listener.progress("training", state.step, config.steps, "")
+    if state.step < config.steps:
+        session.listener.progress("training", state.step, config.steps, "")
+    else:
+        agreement.stop.asked()  # a file that asks has its answer, and goes
     if session.save_first:
         session.keeper.begin()
     with agreement.stop, arithmetic(config.precision, session.world.device):
