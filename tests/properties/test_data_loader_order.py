@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iddpm.data.listing import Provenance, Tally
-from iddpm.data.loader import Batches, Prefetch, in_order
+from iddpm.data.loader import Batches, Prefetch
 from iddpm.data.shards import Layout
 from iddpm.data.store import Store
+from iddpm.evaluation.pictures import InOrder
 
 PROVENANCE = Provenance(
     source="made up",
@@ -99,7 +100,7 @@ def test_parts_of_a_batch_join_to_the_batch(batch_size, seed, step, cuts):
 
 @given(held_out=counts, batch_size=sizes, num=st.none() | st.integers(1, 70))
 def test_in_order_is_exact(held_out, batch_size, num):
-    batches = list(in_order(store_of(held_out + 3, held_out), "held_out", batch_size, num))
+    batches = list(InOrder(store_of(held_out + 3, held_out), "held_out", batch_size, num))
     index = np.concatenate([batch.index for batch in batches])
     wanted = held_out if num is None else min(num, held_out)
     assert len(set(index.tolist())) == len(index) == wanted

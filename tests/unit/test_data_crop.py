@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from iddpm.data.crop import CentreCrop, RandomCrop, WholePicture, Windows, draw_windows, resized, stored_size
-from iddpm.data.loader import Batches, in_order
+from iddpm.data.loader import Batches
 from iddpm.data.preparing import prepare
+from iddpm.evaluation.pictures import InOrder
 from iddpm.runtime.errors import ConfigError, DataError
 from iddpm.runtime.seeds import Draws
 
@@ -122,6 +123,6 @@ def test_a_store_of_another_size_is_refused(numbered):
 
 
 def test_held_out_pictures_are_whole_at_the_size(numbered):
-    batch = next(in_order(numbered, "all", 4, size=32))
+    batch = InOrder(numbered, "all", 4, size=32)[0]
     assert batch.images.shape == (4, 3, 32, 32)
     assert np.array_equal(batch.images.numpy(), resized(numbered.read(batch.index.numpy()), 32))

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from iddpm.data.loader import Batches, Prefetch, fixed_order, in_order
+from iddpm.data.loader import Batches, Prefetch, fixed_order
 from iddpm.data.preparing import prepare
+from iddpm.evaluation.pictures import InOrder
 from iddpm.runtime.errors import DataError
 
 
@@ -91,14 +92,14 @@ def test_empty_split_is_refused(tmp_path):
 
 
 def test_in_order_covers_each_picture_once_with_a_short_last_batch(store):
-    batches = list(in_order(store, "all", 16))
+    batches = list(InOrder(store, "all", 16))
     assert [len(batch) for batch in batches] == [16, 16, 16, 2]
     index = torch.cat([batch.index for batch in batches])
     assert sorted(index.tolist()) == list(range(50))
     assert index.tolist() != list(range(50))
     assert torch.cat([batch.place for batch in batches]).tolist() == list(range(50))
     for num in (9, 50):
-        again = torch.cat([batch.index for batch in in_order(store, "all", 7, num)])
+        again = torch.cat([batch.index for batch in InOrder(store, "all", 7, num)])
         assert again.tolist() == index[:num].tolist()
 
 

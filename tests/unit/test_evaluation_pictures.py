@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from iddpm.data.loader import in_order
+from iddpm.data.crop import resized
+from iddpm.data.loader import fixed_order
 from iddpm.data.preparing import prepare
 from iddpm.data.store import open_store
 from iddpm.evaluation.pictures import InOrder, NumberedBatches
@@ -14,13 +15,17 @@ from iddpm.runtime.errors import DataError
 @pytest.mark.parametrize("size", [None, 4])
 def test_each_batch_by_itself_is_the_one_of_the_whole_order(small_digits, num, split, size):
     store = open_store(small_digits)
-    pictures, whole = InOrder(store, split, 4, num, size), list(in_order(store, split, 4, num, size))
+    pictures, index = InOrder(store, split, 4, num, size), fixed_order(store, split, num)
     assert isinstance(pictures, NumberedBatches)
-    assert len(pictures) == len(whole)
-    for number in reversed(range(len(pictures))):
-        one, other = pictures[number], whole[number]
-        for name in ("images", "labels", "place", "index"):
-            assert torch.equal(getattr(one, name), getattr(other, name)), name
+    assert len(pictures) == -(-len(index) // 4)
+    found = {number: pictures[number] for number in reversed(range(len(pictures)))}
+    whole = [
+        torch.cat([getattr(found[n], name) for n in sorted(found)]) for name in ("images", "labels", "place", "index")
+    ]
+    assert torch.equal(whole[0], torch.from_numpy(resized(store.read(index), size or store.size)))
+    assert torch.equal(whole[1], torch.from_numpy(store.labels[index]))
+    assert whole[2].tolist() == list(range(len(index)))
+    assert whole[3].tolist() == index.tolist()
     for number in (-1, len(pictures)):
         with pytest.raises(IndexError):
             pictures[number]

@@ -88,6 +88,8 @@ def _run(name: str, arguments: list[str], rank: int = 0) -> int:
 
         if not is_out_of_memory(error):
             raise
+        if getattr(error, "is_told_elsewhere", False):
+            return 1
         print(f"iddpm {name}: out of memory ({first_line(error)})\n{_LESS_MEMORY}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

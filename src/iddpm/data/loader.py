@@ -23,7 +23,7 @@ from iddpm.data.store import Split, Store
 from iddpm.runtime.errors import DataError
 from iddpm.runtime.seeds import Draws, Stream, permutation
 
-__all__ = ["Batch", "Batches", "Prefetch", "fixed_order", "in_order"]
+__all__ = ["Batch", "Batches", "Prefetch", "fixed_order"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,19 +147,6 @@ def fixed_order(store: Store, split: Split, num: int | None = None) -> Int64[np.
     if not len(pictures):
         raise _empty(store, split)
     return pictures[permutation(0, 0, len(pictures))][:num]
-
-
-def in_order(
-    store: Store, split: Split, batch_size: int, num: int | None = None, size: int | None = None
-) -> Iterator[Batch]:
-    """Each picture of a split once, in `fixed_order`, unflipped, uncropped, at `size` (None: the store's).
-
-    The last batch may be short.
-    """
-    pictures = fixed_order(store, split, num)
-    for start in range(0, len(pictures), batch_size):
-        index = pictures[start : start + batch_size]
-        yield _gather(store, index, np.arange(start, start + len(index)), size or store.size)
 
 
 def _empty(store: Store, split: Split) -> DataError:

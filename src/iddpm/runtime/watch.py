@@ -94,7 +94,12 @@ class Watch:
                 self._wake.wait(min(_LONGEST_INTERVAL_SECONDS, self.patience_seconds / 4))
                 self._wake.clear()
         except RuntimeError:
-            return  # the store has gone with its process; whoever talks to it next says so
+            # The store has gone, with the torchrun that kept it: nobody starts this job again, and nobody watches it.
+            if not self._leaving:
+                _tell(
+                    "the torchrun of this job is gone: this process ends; the same command goes on from its last checkpoint"
+                )
+                os._exit(1)
 
     def _beat(self) -> None:
         phase, step, patient, since = self._now
@@ -125,12 +130,16 @@ class Watch:
         return verdict(states, self.patience_seconds)
 
     def _end(self, found: list[Stalled]) -> None:
-        # Straight to the file: the main thread may hold the console's lock for good.
         for one in found:
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"iddpm: {one}\n".encode())
+            _tell(str(one))
         self._on_hang(found)
         self._store.set(_ENDED, "1")
         os._exit(1)
+
+
+def _tell(line: str) -> None:
+    # Straight to the file: the main thread may hold the console's lock for good.
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"iddpm: {line}\n".encode())
 
 
 def verdict(states: Mapping[int, tuple[Mapping[str, Any], float]], patience_seconds: float) -> list[Stalled]:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from iddpm.runtime.channel import Channel
-from iddpm.runtime.errors import ConfigError
+from iddpm.runtime.errors import ConfigError, TrainingError
 from iddpm.runtime.watch import Watch
 
-__all__ = ["Parallel", "World", "close_world", "is_open", "open_world"]
+__all__ = ["Parallel", "World", "close_world", "is_lost_contact", "is_open", "open_world"]
 
 Parallel = Literal["ddp", "fsdp", "hsdp"]
 """How weights lie over several processes: whole on each; split over all; split over those of each machine."""
@@ -99,11 +100,16 @@ class _Job:
         self.store = _fresh(store, self.rank, self.size)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         more: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
-        dist.init_process_group(
-            backend, store=self.store, rank=self.rank, world_size=self.size, timeout=_COLLECTIVE_TIMEOUT, **more
-        )
-        self.device = device
         self.watch = Watch(self.rank, self.size, self.store)
+        self.watch.at("meeting")
+        try:
+            dist.init_process_group(
+                backend, store=self.store, rank=self.rank, world_size=self.size, timeout=_COLLECTIVE_TIMEOUT, **more
+            )
+        except RuntimeError as error:
+            raise _unconnected(self.rank, error) from error
+        self.device = device
+        self.watch.at("start", patient=True)
         self._lines: dict[str, int] = {}
         self.channel = self.line("main")
 
@@ -113,6 +119,11 @@ class _Job:
 
 
 _jobs: list[_Job] = []
+
+
+def is_lost_contact(error: BaseException) -> bool:
+    """Whether an error of torch says that another process of the job cannot be reached any more."""
+    return isinstance(error, RuntimeError) and any(name in str(error).lower() for name in ("gloo", "nccl"))
 
 
 def is_open() -> bool:
@@ -149,8 +160,8 @@ def close_world() -> None:
     """Part from the other processes, once all have come to the end."""
     if _jobs:
         job = _jobs.pop()
-        job.channel.gather(None)  # who keeps the store must not leave before the others have read their last
         job.watch.close()
+        job.channel.gather(None)  # who keeps the store must not leave before the others have read their last
         dist.destroy_process_group()
 
 
@@ -190,6 +201,16 @@ def _fresh(store: dist.Store, rank: int, size: int) -> dist.Store:
             store.set(f"repeated/{rank}", word)
             return dist.PrefixStore(word, store)
         time.sleep(0.02)
+
+
+def _unconnected(rank: int, error: RuntimeError) -> TrainingError:
+    found = TrainingError(
+        f"rank {rank} on {socket.gethostname()} cannot connect to the other processes: {str(error).splitlines()[0][:300]}",
+        "where a machine has several networks, or its name leads to 127.0.0.1, name the interface that the others reach: "
+        "GLOO_SOCKET_IFNAME=eth0, NCCL_SOCKET_IFNAME=eth0",
+    )
+    found.is_told_elsewhere = False
+    return found
 
 
 def _of_many(device: str | None) -> str:

@@ -13,7 +13,7 @@ from iddpm.runtime.errors import OutputError, TrainingError
 from iddpm.runtime.memory import first_line, is_out_of_memory, release_unused
 from iddpm.runtime.telling import Listener
 from iddpm.runtime.watch import Stalled
-from iddpm.runtime.world import World
+from iddpm.runtime.world import World, is_lost_contact
 from iddpm.training.agreement import Agreement
 from iddpm.training.hooks import FAILED, Hook, call
 from iddpm.training.keeping import Keeper
@@ -131,6 +131,11 @@ class Session:
                 own, clock = self.agreement.own(), self.record.clock
                 return train_step(self.state, batch, self.config, self.world, clock, self.micro_batch_size, own)
             except (RuntimeError, MemoryError) as error:
+                if self.world.size > 1 and is_lost_contact(error):
+                    raise TrainingError(
+                        f"step {self.state.step + 1}: lost contact with another process ({first_line(error)[:160]})",
+                        "it has ended, or its machine has; the same command goes on from the last checkpoint",
+                    ) from error
                 if not is_out_of_memory(error):
                     raise
                 # Outside this block, so that what the failed pass holds can be freed.
