@@ -205,3 +205,17 @@ def test_source_that_is_not_there_is_named(tmp_path):
     config = config_of("abc")
     with pytest.raises(RunError, match="missing does not exist"):
         load_initial(net_of(config), config, str(tmp_path / "missing"))
+
+
+def test_whole_numbers_are_no_weights(tmp_path):
+    config = config_of("abc")
+    torch.save({name: tensor.int() for name, tensor in net_of(config).state_dict().items()}, tmp_path / "int.pt")
+    with pytest.raises(RunError, match="whole numbers"):
+        load_initial(net_of(config), config, str(tmp_path / "int.pt"))
+
+
+def test_words_beside_the_tensors_of_a_state_dict_are_passed_over(tmp_path):
+    config = config_of("abc")
+    state = net_of(config).state_dict()
+    torch.save({**state, "step": 5, "name": "x"}, tmp_path / "mixed.pt")
+    assert load_initial(net_of(config), config, str(tmp_path / "mixed.pt")).loaded == len(state)

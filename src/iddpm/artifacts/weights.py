@@ -169,16 +169,17 @@ def _state_dict_in(content: Any, weights: str) -> tuple[Mapping[str, Tensor] | N
 
 
 def _is_state_dict(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and len(value) > 0
-        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items())
-    )
+    """Whether it is names with tensors, and at most a few words beside them (a step, a version)."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        return False
+    tensors = sum(isinstance(tensor, Tensor) for tensor in value.values())
+    beside = sum(isinstance(tensor, str | int | float | None) for tensor in value.values())
+    return tensors > beside and tensors + beside == len(value)
 
 
 def _plain(tensors: Mapping[str, Tensor], origin: str) -> dict[str, Tensor]:
     """Under bare names, and never in half precision: what is trained on must be float32."""
-    bare = bare_names(tensors, origin)
+    bare = bare_names({name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}, origin)
     return {name: tensor.detach().float() if tensor.is_floating_point() else tensor for name, tensor in bare.items()}
 
 

@@ -132,8 +132,11 @@ def check_init(config: RunConfig) -> None:
     """A path that is not there is refused before any data is prepared.
 
     Raises:
+        ConfigError: It is empty.
         RunError: It is not there.
     """
+    if config.init == "":
+        raise ConfigError("--init is empty", f"give {WEIGHT_PLACES}, or leave it out")
     if config.init is not None and not Path(config.init).exists():
         raise RunError(f"--init {config.init} does not exist", f"give {WEIGHT_PLACES}")
 

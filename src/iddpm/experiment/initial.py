@@ -61,13 +61,13 @@ def load_initial(net: nn.Module, config: RunConfig, source: str) -> InitialWeigh
     weights = read_weights(Path(source))
     there = net.state_dict()
     new, labels = dict(weights.tensors), None
+    _check_numbers({name: tensor for name, tensor in new.items() if name in there}, weights.origin)
     if LABEL_TABLE in there and LABEL_TABLE in new:
         table, labels = _label_table(there[LABEL_TABLE], new[LABEL_TABLE], config, weights.config)
         new[LABEL_TABLE] = table
     fitting = [name for name, tensor in there.items() if name in new and new[name].shape == tensor.shape]
     not_loaded = tuple(_why(name, tensor, new) for name, tensor in there.items() if name not in fitting)
     _check_enough(there, fitting, not_loaded, weights)
-    _check_finite({name: new[name] for name in fitting}, weights.origin)
     with torch.no_grad():
         for name in fitting:
             there[name].copy_(new[name])
@@ -118,7 +118,13 @@ def _check_enough(there: dict[str, Tensor], fitting: list[str], not_loaded: tupl
         )
 
 
-def _check_finite(tensors: dict[str, Tensor], origin: str) -> None:
+def _check_numbers(tensors: dict[str, Tensor], origin: str) -> None:
+    whole = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
+    if whole:
+        raise RunError(
+            f"--init: {origin} holds whole numbers where weights have fractions, in {_listed(tuple(whole), 3)}",
+            "give weights in float32, bfloat16 or float16",
+        )
     bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if bad:
         raise RunError(

@@ -23,14 +23,17 @@ LITTLE_NOISE = 0.1
 def likelihoods(run: RunReport) -> list[Result]:
     """The likelihoods among the evaluations, the one for the headline first.
 
-    It is on the run's own data, held out, of the latest weights, by most steps and then most pictures, as far as
-    there is one.
+    It is on the run's own data, held out, of its first average, of the latest step, by most steps and then most
+    pictures, as far as there is one.
     """
     found = [one for one in run.evaluations if one.get("kind") == "likelihood" and _finite(one.get("bits_per_dim"))]
 
+    rates = at_path(run.config, "train.ema") or ()
+    own = f"ema-{rates[0]:g}" if rates else None
+
     def rank(one: Result) -> tuple[bool | float, ...]:
         numbers = [float(one.get(name) or 0) for name in ("train_step", "num_steps", "num_images")]
-        return (not is_foreign(one, run), one.get("split") == "held-out", *numbers)
+        return (not is_foreign(one, run), one.get("split") == "held-out", one.get("weights") == own, *numbers)
 
     return sorted(found, key=rank, reverse=True)
 

@@ -204,13 +204,14 @@ class Session:
         self.record.write()
         step, spent, guard = state.step, replace(state.spent), state.guard.reading()
         rollbacks, lr_factor = state.rollbacks + 1, state.lr_factor * faults.lr_factor
-        if state.rollbacks >= faults.rollbacks:
-            self._fail(reason, _how_often(state.rollbacks))
         # Where not one good step came after going back, what it went back to is at fault.
         fruitless = state.back_at is not None and guard.in_a_row >= step - state.back_at
+        if state.rollbacks >= faults.rollbacks:
+            self._fail(reason, _how_often(state.rollbacks), fruitless)
         target = self.keeper.go_back(state.back_at if fruitless else None)
         if target is None:
-            self._fail(reason, "there is nothing to go back to")
+            why = "not one good step came from its checkpoints" if fruitless else "there is nothing to go back to"
+            self._fail(reason, why, fruitless)
         state.guard.forgive()
         judged = state.guard.state_dict()
         load_checkpoint(state, target)
@@ -233,7 +234,7 @@ class Session:
             f"with other draws and {lr_factor:g} times the learning rate"
         )
 
-    def _fail(self, reason: str, why: str) -> NoReturn:
+    def _fail(self, reason: str, why: str, fruitless: bool) -> NoReturn:
         self.keeper.tell(wait=True)
         self.journal.write("failed", step=self.state.step, reason=f"{reason}; {why}")
         newest, _ = self.world.channel.first(self.run.newest_checkpoint)
@@ -241,7 +242,7 @@ class Session:
         error = TrainingError(
             f"step {self.state.step}: {reason}, and {why}; {stands}",
             "take a lower --train.lr, a --train.grad-clip or --train.precision float32, in a new run"
-            + ("" if newest is None else f" or from there (--init {newest.path})"),
+            + ("" if newest is None or fruitless else f" or from there (--init {newest.path})"),
         )
         error.is_told_elsewhere = not self.world.is_first
         raise error
