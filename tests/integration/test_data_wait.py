@@ -16,7 +16,7 @@ def slow_batches(monkeypatch):
     made = Batches.at
 
     def at(self, step, first=0, count=None):
-        time.sleep(0.2)
+        time.sleep(0.6)  # much longer than a step, on a busy machine too
         return made(self, step, first, count)
 
     monkeypatch.setattr(Batches, "at", at)
@@ -24,7 +24,7 @@ def slow_batches(monkeypatch):
 
 def test_a_slow_loader_is_warned_of_once(digits, tmp_path, slow_batches):
     told = Lines()
-    train(tiny_config(digits.path, train_steps=10, log_every=2), tmp_path / "run", listener=told)
+    train(tiny_config(digits.path, train_steps=6, log_every=2), tmp_path / "run", listener=told)
     warnings = [line for line in told.lines if "waiting for data" in line]
     assert len(warnings) == 1
     assert "is too slow: copy the store (0.0 GB) to a local one, or to memory" in warnings[0]
@@ -43,7 +43,7 @@ def test_a_loader_that_keeps_up_is_not_warned_of(digits, tmp_path):
     assert "waiting for data" not in told.text
     assert not journalled(tmp_path / "run", "data_wait")
     assert [entry["data_wait_seconds"] for entry in journalled(tmp_path / "run", "step")] == pytest.approx(
-        [0, 0, 0], abs=0.02
+        [0, 0, 0], abs=0.1
     )
 
 
