@@ -79,3 +79,26 @@ def test_signal_that_is_ignored_stays_so():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_what_was_asked_travels_as_a_number(tmp_path):
+    file = tmp_path / "stop"
+    request = StopRequest(file)
+    assert (request.code(), StopRequest.reason(0, file)) == (0, None)
+    file.touch()
+    assert StopRequest.reason(request.code(), file) == str(file)
+    late = StopRequest(deadline=0.0)
+    assert StopRequest.reason(late.code(), file) == "the time limit"
+    with StopRequest() as asked:
+        signal.raise_signal(signal.SIGTERM)
+        assert StopRequest.reason(asked.code(), file) == "SIGTERM"
+
+
+def test_what_torchrun_sends_on_is_no_second_ctrl_c():
+    with StopRequest(together_seconds=60.0) as request:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert request.asked() == "SIGINT"
+    with pytest.raises(KeyboardInterrupt), StopRequest(together_seconds=0.0):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
