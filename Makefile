@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: install check test slow bench bench-data bench-saving bench-exchange demo docs clean
+.PHONY: install check test dist slow bench bench-data bench-saving bench-exchange demo docs clean
 
 install: $(VENV)/.dev
 
@@ -31,6 +31,9 @@ check: $(VENV)/.dev
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+dist: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'dist and not slow'
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'slow and not gpu'

@@ -56,7 +56,7 @@ def test_prc_01_network_that_stays_nan_stops_training_and_spares_weights_and_ave
     with pytest.raises(TrainingError, match="10 steps in a row") as stopped:
         train(config, tmp_path / "run", listener=told)
     assert stopped.value.exit_status == 1
-    assert "--init" in str(stopped.value.fix)
+    assert "--init" not in str(stopped.value.fix)  # not one good step came from there
     assert max(taken) < 45
     assert checkpoint_steps(tmp_path / "run")[-1] == 30
     tensors = tensors_of(tmp_path / "run", 30)
@@ -206,6 +206,7 @@ def test_memory_that_runs_out_says_what_to_change_and_the_same_command_goes_on(c
     assert train(with_train(config, micro_batch_size=4), tmp_path / "run").resumed_from == 4
 
 
+@pytest.mark.slow
 def test_auto_micro_batch_shrinks_where_memory_runs_out_and_the_step_stays(config, tmp_path, monkeypatch):
     train(with_train(config, micro_batch_size=2), tmp_path / "two")
     monkeypatch.setattr("iddpm.commands.train.micro_batch", lambda *_: (8, True))
@@ -230,6 +231,7 @@ def test_auto_micro_batch_is_found_once_and_kept(config, tmp_path, monkeypatch):
     assert same(tensors_of(tmp_path / "run"), tensors_of(tmp_path / "plain"))
 
 
+@pytest.mark.slow
 def test_auto_micro_batch_takes_as_much_as_there_is_memory_for(config, small_digits, tmp_path, monkeypatch):
     auto = config_for_store(with_train(config, micro_batch_size="auto"), open_store(small_digits))
     state = new_state(build_task(auto, build_net(auto, CPU), CPU), auto.optimizer, auto.train)

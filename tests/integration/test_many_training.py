@@ -126,11 +126,22 @@ def test_res_02_two_processes_go_on_to_the_very_bits(job, found, name, whole):
     assert [entry["loss"] for entry in losses_of(job / name)] == [entry["loss"] for entry in losses_of(job / whole)]
 
 
-def test_one_process_goes_on_where_two_have_stopped(job, digits, alone):
+@pytest.fixture(scope="module")
+def again(job, digits, tmp_path_factory):
+    """The folder of a second job, one of whose processes is killed once; before, it goes on where one process stopped."""
+    folder = tmp_path_factory.mktemp("again")
+    train(config_of(digits.path, {"train_steps": 13}), job / "elsewhere", device="cpu")
+    plans = [{"out": str(job / "elsewhere")}, {"out": "run", "fault": "kill", "at": 12}]
+    done = launched(SCRIPT, 2, digits.path, folder, json.dumps(plans), restarts=1)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+def test_two_one_and_two_processes_go_on_from_one_another(job, again, alone):
     run = job / "elsewhere"
-    assert train(config_of(digits.path, {}), run, device="cpu").resumed_from == 7
+    events = journalled(run, "start") + journalled(run, "resume")
+    assert [(event["step"], event["processes"]) for event in events[:3]] == [(0, 2), (7, 1), (13, 2)]
     assert apart(run, alone()) < 1e-5
-    assert [event["processes"] for event in journalled(run, "start") + journalled(run, "resume")] == [2, 1]
 
 
 def test_batch_that_does_not_divide_and_micro_batches(job, alone):
@@ -183,12 +194,9 @@ def test_sharded_checkpoint_opens_in_one_process_and_samples(job):
     assert sample(job / "fsdp", request)["num"] == 2
 
 
-def test_process_that_is_killed_costs_what_followed_the_last_checkpoint(job, digits, tmp_path):
-    plan = [{"out": "run", "fault": "kill", "at": 12}]
-    done = launched(SCRIPT, 2, digits.path, tmp_path, json.dumps(plan), restarts=1)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert [result["runs"][0]["resumed_from"] for result in results(tmp_path)] == [10, 10]
-    assert same(tensors_of(tmp_path / "run"), tensors_of(job / "ddp"))
+def test_process_that_is_killed_costs_what_followed_the_last_checkpoint(job, again):
+    assert [result["runs"][1]["resumed_from"] for result in results(again)] == [10, 10]
+    assert same(tensors_of(again / "run"), tensors_of(job / "ddp"))
 
 
 def test_process_that_hangs_is_named_with_its_phase(digits, tmp_path):
@@ -200,3 +208,14 @@ def test_process_that_hangs_is_named_with_its_phase(digits, tmp_path):
     assert "phase 'data' of step 13" in line
     (event,) = journalled(tmp_path / "run", "hang")
     assert (event["rank"], event["phase"], event["silent"]) == (1, "data", False)
+
+
+@pytest.mark.slow
+def test_four_processes_agree_with_one_whole_split_and_both(digits, alone, tmp_path):
+    kinds = {"ddp": {}, "fsdp": {"parallel": "fsdp"}, "hsdp": {"parallel": "hsdp"}, "wide": {"batch_size": 6}}
+    plans = [{"out": name, "settings": settings} for name, settings in kinds.items()]
+    done = launched(SCRIPT, 4, digits.path, tmp_path, json.dumps(plans), seconds=900)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for name in ("ddp", "fsdp", "hsdp"):
+        assert apart(tmp_path / name, alone()) < 1e-5
+    assert apart(tmp_path / "wide", alone(batch_size=6)) < 1e-5

@@ -92,7 +92,9 @@ CHANGES = {
     "checkpoint_every": 7, "keep_checkpoints": 7, "keep_every": 7, "preview_every": 7,
     "activation_checkpointing": "blocks", "snapshot_every": 7, "evaluate_every": 7, "evaluate_num": 7, "evaluate_steps": 7,
     "gradient_noise_scale": True,
+    "parallel": "fsdp",
 }  # fmt: skip
+FAULTS = ("patience", "rollbacks", "lr_factor", "hang_seconds")
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -104,18 +106,16 @@ def test_what_may_change_on_resume_is_told(config, name):
 
 
 def test_what_is_done_about_faults_and_which_checkpoints_are_best_may_change(config):
-    faults = FaultPolicy(patience=1, rollbacks=1, lr_factor=0.1)
+    faults = FaultPolicy(patience=1, rollbacks=1, lr_factor=0.1, hang_seconds=5.0)
     new = replace(config, train=replace(config.train, faults=faults))
-    assert set(check_same_run(config, new)) == {
-        f"train.faults.{name}" for name in ("patience", "rollbacks", "lr_factor")
-    }
+    assert set(check_same_run(config, new)) == {f"train.faults.{name}" for name in FAULTS}
     measured = replace(config, train=replace(config.train, evaluate_every=100, checkpoint_every=100))
     best = replace(measured, train=replace(measured.train, keep_best=1))
     assert check_same_run(measured, best) == {"train.keep_best": (None, 1)}
 
 
 def test_every_path_that_may_change_is_covered_here():
-    apart = {"train.keep_best", *(f"train.faults.{name}" for name in ("patience", "rollbacks", "lr_factor"))}
+    apart = {"train.keep_best", *(f"train.faults.{name}" for name in FAULTS)}
     data = {"data.source", "data.labels", "data.background"}
     assert {f"train.{name}" for name in CHANGES} | data | apart == MAY_CHANGE
 
