@@ -37,7 +37,7 @@ def test_several_processes_without_a_meeting_place_are_refused(monkeypatch):
     assert "torchrun" in str(refused.value.fix)
 
 
-def test_dst_02_process_without_a_gpu_of_its_own_says_how_many_there_are(monkeypatch):
+def test_process_without_a_gpu_of_its_own_says_how_many_there_are(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

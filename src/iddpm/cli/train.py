@@ -26,8 +26,10 @@ class Arguments:
     layout to the very bits).
 
     A variant is switched whole (--optimizer adamw), then its settings can be given (--optimizer.weight-decay 0.1).
-    On resume the number of steps, the micro-batch, the precision, the memory layout, how often it reports and saves, what
-    it does about faults, and where the same data lies may change; nothing else.
+    On resume the number of steps, the micro-batch, the precision, the memory layout, the number of processes and how
+    weights lie over them, how often it reports and saves, what it does about faults, and where the same data lies may change; nothing else.
+
+    Over several processes: torchrun --nproc-per-node N -m iddpm train RECIPE --out RUN; the batch is that of all of them.
 
     Ctrl-C, SIGTERM, --time-limit and a file RUN/stop save and stop with exit status 0; a second Ctrl-C leaves at once.
     """
