@@ -24,6 +24,10 @@ def test_one_that_waits_is_not_named_while_another_may_be():
     assert verdict({0: (told("backward", 12.0), 0.0), 1: (told("data", 9.0), 0.0)}, 10.0) == []
 
 
+def test_one_that_waits_for_a_patient_phase_is_not_at_fault():
+    assert verdict({0: (told("backward", 99.0), 0.0), 1: (told("checkpoint", 0.0), 0.0)}, 10.0) == []
+
+
 def test_exchange_that_hangs_in_all_is_said_of_all():
     found = verdict({0: (told("exchange", 16.0), 0.0), 1: (told("backward", 17.0), 0.0)}, 10.0)
     assert [one.rank for one in found] == [0, 1]

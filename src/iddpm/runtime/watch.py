@@ -127,7 +127,9 @@ class Watch:
             phase, step, patient, since = self._now
             own = {"phase": phase, "step": step, "seconds": 0.0 if patient else now - since, "where": "this process"}
             states[0] = (own, 0.0)
-        return verdict(states, self.patience_seconds)
+        found = verdict(states, self.patience_seconds)
+        # The first judges all; the second only finds out whether it is still there to do so.
+        return found if self._rank == 0 else [one for one in found if one.silent]
 
     def _end(self, found: list[Stalled]) -> None:
         for one in found:
@@ -163,5 +165,6 @@ def verdict(states: Mapping[int, tuple[Mapping[str, Any], float]], patience_seco
     ]
     silent = [one for one in stalled if one.silent]
     busy = [one for one in stalled if one.phase not in _WAITING]
-    # Where all that stand still wait for others, it is for one that has done so for less long; or the exchange itself hangs.
-    return silent or busy or [one for one in stalled if one.seconds > 1.5 * patience_seconds]
+    # Who waits for others waits for one that may take long, or has stood still for less long; or the exchange itself hangs.
+    all_wait = len(stalled) == len(states) and min(one.seconds for one in stalled) > 1.5 * patience_seconds
+    return silent or busy or (stalled if all_wait else [])

@@ -77,10 +77,10 @@ class World:
         """Where there are several processes: what finds the one that hangs."""
         return None if self._job is None else self._job.watch
 
-    def at(self, phase: str, step: int | None = None) -> None:
-        """Say what this process does now; it may stand still in it for as long as the watch allows."""
+    def at(self, phase: str, step: int | None = None, patient: bool = False) -> None:
+        """Say what this process does now; unless patient, it may stand still in it for as long as the watch allows."""
         if self._job is not None:
-            self._job.watch.at(phase, step)
+            self._job.watch.at(phase, step, patient)
 
     @contextlib.contextmanager
     def patient(self, phase: str) -> Iterator[None]:

@@ -34,8 +34,7 @@ class Record:
         listener: Listener,
         data_cure: str,
     ):
-        told = (lambda phase: world.at(phase, state.step + 1)) if world.size > 1 else None
-        self.clock, self.detail = PhaseClock(told), ""
+        self.clock, self.detail = PhaseClock(self._begins if world.size > 1 else None), ""
         self._state, self._config, self._journal, self._world = state, config, journal, world
         self._listener, self._data_cure = listener, data_cure
         self._meter = Meter(state.task.timesteps)
@@ -43,6 +42,10 @@ class Record:
         self._last_at = self._counted_at
         self._waited, self._warned, self._journal_failed = 0.0, False, False
         self._first_loss: float | None = None
+
+    def _begins(self, phase: str) -> None:
+        # A slow disk is no hang.
+        self._world.at(phase, self._state.step + 1, patient=phase == "checkpoint")
 
     def add(self, result: StepResult, waited_seconds: float) -> None:
         """Take in one step, and how long it waited for its batch."""
