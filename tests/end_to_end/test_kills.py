@@ -153,7 +153,7 @@ def signalled(run: Path, *numbers: signal.Signals) -> subprocess.CompletedProces
     return subprocess.CompletedProcess(COMMAND, process.returncode, out, err)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_res_06_one_signal_saves_and_ends_well(tmp_path, number):
     done = signalled(tmp_path / "run", number)
     assert done.returncode == 0

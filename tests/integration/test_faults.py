@@ -313,7 +313,9 @@ def test_weights_that_are_not_finite_reach_no_checkpoint(config, tmp_path):
         assert all(tensor.isfinite().all() for tensor in tensors_of(tmp_path / "run", step).values())
 
 
-@pytest.mark.parametrize("error", [OutputError("cannot write the picture", "free it"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [pytest.param(OutputError("cannot write the picture", "free it"), marks=pytest.mark.slow), MemoryError()]
+)
 def test_hook_that_fails_for_want_of_room_costs_a_warning(config, tmp_path, monkeypatch, error):
     def failing(*_):
         raise error
@@ -349,6 +351,7 @@ def test_memory_that_runs_out_later_leaves_a_checkpoint_of_what_was_done(config,
     assert same(tensors_of(tmp_path / "run"), tensors_of(tmp_path / "plain"))
 
 
+@pytest.mark.slow
 def test_micro_batch_is_found_anew_for_another_precision(config, tmp_path):
     auto = with_train(config, micro_batch_size="auto", steps=1)
     train(auto, tmp_path / "run")
