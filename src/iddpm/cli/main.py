@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -21,6 +22,9 @@ COMMANDS: dict[str, str] = {
 }
 
 
+_TELLING_SECONDS = (
+    2.0  # torchrun ends all processes where one has failed: the one that tells why must have told by then
+)
 _LESS_MEMORY = "use less at once: --train.micro-batch-size for train (the step stays the same), --batch-size elsewhere"
 
 
@@ -82,6 +86,8 @@ def _run(name: str, arguments: list[str], rank: int = 0) -> int:
     except IddpmError as error:
         if _is_own(rank, error.is_told_elsewhere):
             print(f"iddpm {name}: {f'rank {rank}: ' if rank else ''}{error}", file=sys.stderr)
+        else:
+            time.sleep(_TELLING_SECONDS)
         return error.exit_status
     except (RuntimeError, MemoryError) as error:
         from iddpm.runtime.memory import first_line, is_out_of_memory
@@ -89,6 +95,7 @@ def _run(name: str, arguments: list[str], rank: int = 0) -> int:
         if not is_out_of_memory(error):
             raise
         if getattr(error, "is_told_elsewhere", False):
+            time.sleep(_TELLING_SECONDS)
             return 1
         print(f"iddpm {name}: out of memory ({first_line(error)})\n{_LESS_MEMORY}", file=sys.stderr)
         return 1
