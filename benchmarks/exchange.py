@@ -85,7 +85,8 @@ def main() -> None:
     nets = [_measured(net, world, seconds) for net in NETS]
     if world.is_first:
         told = provenance(world.device)
-        record = {name: told[name] for name in ("command", "started", "device", "git_commit", "torch")}
+        record = {name: told[name] for name in ("started", "device", "git_commit", "torch")}
+        record = {"command": "benchmarks/exchange.py"} | record  # of the processes' own, the path is this machine's
         record |= {"processes": PROCESSES, "load_average": {"before": load, "after": os.getloadavg()}, "nets": nets}
         path = RECORDS / f"exchange-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}.json"
         path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
